@@ -1,0 +1,140 @@
+"""Where a cache directory may lie: on a local disk, apart from everything that is not its own.
+
+Refused are memory (tmpfs), the network and FUSE (a cache there is no faster than what it caches, and locks lie),
+and any place inside or around another cache, a replica, a source or a mount point: the cache would list, cache or
+overwrite what is not its own.
+
+Everything is decided on /proc/self/mountinfo: a path is resolved link by link but never touched at or below a
+network or FUSE mount point, which may hang (it may be the dead mount that is about to be healed). `realpath` and
+`st_dev` were rejected for that. Two paths lie inside each other when their names do, or when their
+places in the same file system do: bind mounts hide the latter from names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tiercache.errors import SetupError
+
+_MEMORY = frozenset(["tmpfs", "ramfs", "devtmpfs", "hugetlbfs"])
+# fmt: off
+_NETWORK = frozenset(
+    [
+        "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p", "virtiofs", "vboxsf", "vmhgfs",
+        "autofs", "lustre", "ceph", "gpfs", "beegfs", "panfs", "ocfs2", "gfs2", "orangefs", "pvfs2", "glusterfs",
+        "acfs", "wekafs",
+    ]
+)
+# fmt: on
+_PSEUDO = frozenset(
+    ["proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "configfs", "securityfs", "bpf", "pstore", "mqueue"]
+)
+_LINKS = 40  # as many as the kernel follows
+
+
+class Mount(NamedTuple):
+    """A line of mountinfo: `root` is the directory of the file system `device` that is visible at `point`."""
+
+    device: str
+    root: Path
+    point: Path
+    fstype: str
+
+    @property
+    def may_hang(self) -> bool:
+        return self.fstype in _NETWORK or self.fstype.startswith("fuse")
+
+
+_HIDDEN_ROOT = Mount("", Path("/"), Path("/"), "")
+"""What lies below no mount that we see: inside a chroot the root itself need not be one."""
+
+
+def mounts_now() -> list[Mount]:
+    """All mounts, the one on top last where several share a point."""
+    return parse(Path("/proc/self/mountinfo").read_bytes())
+
+
+def parse(mountinfo: bytes) -> list[Mount]:
+    """The lines of a mountinfo file (see proc(5)); octal escapes are decoded."""
+    mounts = []
+    for line in mountinfo.splitlines():
+        fields, _, tail = line.partition(b" - ")
+        _, _, device, root, point, *_ = fields.split(b" ")
+        mounts.append(Mount(device.decode(), _unescaped(root), _unescaped(point), tail.split(b" ")[0].decode()))
+    return mounts
+
+
+def _unescaped(field: bytes) -> Path:
+    return Path(os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), field)))
+
+
+def _mount_of(path: Path, mounts: Sequence[Mount]) -> Mount:
+    """The mount that `path` is on: the longest mount point above it, the topmost of those."""
+    above = [mount for mount in mounts if path.is_relative_to(mount.point)]
+    return max(reversed(above), key=lambda mount: len(mount.point.parts), default=_HIDDEN_ROOT)
+
+
+def resolve(path: Path, mounts: Sequence[Mount]) -> Path:
+    """`path` absolute and without symbolic links, as far as that can be known without touching a mount that may hang."""
+    todo = list(reversed((Path.cwd() / path).parts[1:]))
+    done, links = Path("/"), 0
+    while todo:
+        step = todo.pop()
+        if step == "..":
+            done = done.parent
+            continue
+        here = done / step
+        if _mount_of(here, mounts).may_hang:
+            done = here
+            continue
+        try:
+            target = os.readlink(here)
+        except OSError:  # no link, or not there (yet)
+            done = here
+            continue
+        links += 1
+        if links > _LINKS:
+            raise SetupError(f"{path} is a loop of symbolic links", hint="give the directory itself")
+        parts = Path(target).parts
+        if parts and parts[0] == "/":
+            done, parts = Path("/"), parts[1:]
+        todo.extend(reversed(parts))
+    return done
+
+
+def refuse_overlap(home: Path, what: str, other: Path, mounts: Sequence[Mount]) -> None:
+    """Raises SetupError when one of the two resolved paths lies inside the other. `what` says what `other` is."""
+    places = [(home, other)]
+    mine, its = _mount_of(home, mounts), _mount_of(other, mounts)
+    if mine.device == its.device:
+        places.append((mine.root / home.relative_to(mine.point), its.root / other.relative_to(its.point)))
+    for here, there in places:
+        if here == there:
+            relation = "is also"
+        elif here.is_relative_to(there):
+            relation = "lies inside"
+        elif there.is_relative_to(here):
+            relation = "contains"
+        else:
+            continue
+        raise SetupError(
+            f"cache directory {home} {relation} the {what} {other}", hint="choose a directory apart from it with --hot"
+        )
+
+
+def refuse_filesystem(home: Path, mounts: Sequence[Mount]) -> None:
+    """Raises SetupError when `home` (resolved; it need not exist yet) would lie on anything but a local disk."""
+    fstype = _mount_of(home, mounts).fstype
+    if fstype in _MEMORY:
+        kind = f"in memory ({fstype})"
+    elif fstype in _NETWORK or fstype.startswith("fuse"):
+        kind = f"on a network or FUSE file system ({fstype})"
+    elif fstype in _PSEUDO:
+        kind = f"on {fstype}, which stores nothing"
+    else:
+        return
+    raise SetupError(f"cache directory {home} is {kind}", hint="choose a directory on a local disk with --hot")
