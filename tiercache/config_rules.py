@@ -1,0 +1,189 @@
+"""What contradicts itself in a configuration although every single value is a possible one.
+
+Paths are compared as they are written, without touching them: a path may lie on a file system
+that hangs. The cache directory's claim compares them again as they really are when it opens them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tiercache.errors import UsageError
+from tiercache.settings import Config, DatasetSettings
+from tiercache.source import DirectoryLocation, parse_source
+
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 2**16, 2**28
+CHUNK_ALIGNMENT_BYTES = 4096  # a chunk's ends must be those of pages, or two fills would write one page
+MIN_CHUNKS = 4  # what one reader, its read-ahead and one eviction need at the same time
+MAX_SOCKET_PATH_BYTES = 107  # sun_path without its NUL
+MAX_NAME_BYTES = 128
+_NAME = re.compile(r"[^\W_][\w.+ -]*|_[\w.+ -]+")
+_OF_S3_ONLY = ("endpoint_url", "region", "profile", "anonymous", "requester_pays")
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """`place` is the key ('hot.low_watermark')."""
+
+    place: str
+    message: str
+    hint: str
+
+
+def first_fault(config: Config, written: Sequence[Mapping[str, Any]], called: Callable[[str], str]) -> Fault | None:
+    """`written`: the datasets as they were written, to tell what was asked for from what was inherited.
+
+    `called`: what a key is called in a message (an option's name, when there was no file).
+    """
+    rules = (_path_faults(config), _limit_faults(config), _dataset_faults(config, written), _overlap_faults(config, called))
+    return next((fault for rule in rules for fault in rule), None)
+
+
+def _path_faults(config: Config) -> Iterator[Fault]:
+    if not config.hot.paths:
+        yield Fault("hot.paths", "is empty", "name at least one directory on a local disk, or leave the key out")
+    for place, path in _directories(config):
+        if "\0" in path:
+            yield Fault(place, "holds a NUL character", "write the directory's path")
+        if not path.startswith("/"):
+            yield Fault(place, f"{path!r} is not an absolute path", "begin it with /")
+    socket = config.admin.socket
+    if socket is not None:
+        if not socket.startswith("/"):
+            yield Fault("admin.socket", f"{socket!r} is not an absolute path", "begin it with /")
+        if len(os.fsencode(socket)) > MAX_SOCKET_PATH_BYTES:
+            yield Fault(
+                "admin.socket", f"longer than the {MAX_SOCKET_PATH_BYTES} bytes of a socket's path", "choose a shorter one"
+            )
+    if config.admin.group == "":
+        yield Fault("admin.group", "is empty", "name a group, or leave the key out")
+
+
+def _limit_faults(config: Config) -> Iterator[Fault]:
+    hot, cold = config.hot, config.cold
+    if not hot.low_watermark_ratio <= hot.high_watermark_ratio:
+        yield Fault(
+            "hot.low_watermark",
+            f"{hot.low_watermark_ratio} is above high_watermark {hot.high_watermark_ratio}",
+            "reclaim starts at the high mark and stops at the low one: lower it",
+        )
+    if not MIN_CHUNK_BYTES <= hot.chunk_bytes <= MAX_CHUNK_BYTES or hot.chunk_bytes % CHUNK_ALIGNMENT_BYTES:
+        yield Fault(
+            "hot.chunk_size",
+            f"{hot.chunk_bytes} bytes is not possible",
+            "choose 64KiB to 256MiB, a multiple of 4KiB; 8MiB is usual",
+        )
+    each_bytes = hot.capacity_each_bytes
+    if each_bytes is not None and each_bytes < MIN_CHUNKS * hot.chunk_bytes:
+        yield Fault(
+            "hot.capacity",
+            f"{each_bytes} bytes for each of {len(hot.paths)} paths is less than {MIN_CHUNKS} chunks of {hot.chunk_bytes} bytes",
+            "raise the capacity or lower hot.chunk_size",
+        )
+    for key, timeout_seconds in (("connect_timeout", cold.connect_timeout_seconds), ("read_timeout", cold.read_timeout_seconds)):
+        if timeout_seconds > cold.deadline_seconds:
+            yield Fault(
+                f"cold.{key}",
+                f"{timeout_seconds:g} s is longer than deadline {cold.deadline_seconds:g} s",
+                "the deadline bounds an operation with all its retries: raise it",
+            )
+    yield from _endpoint_faults("cold.endpoint_url", cold.endpoint_url)
+
+
+def _endpoint_faults(place: str, url: str | None) -> Iterator[Fault]:
+    if url is None:
+        return
+    hint = "write scheme and host, as in https://s3.example.org or http://127.0.0.1:9000"
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        usable = False
+    if not usable or any(character.isspace() for character in url):
+        yield Fault(place, f"{url!r} is not the URL of an endpoint", hint)
+
+
+def _dataset_faults(config: Config, written: Sequence[Mapping[str, Any]]) -> Iterator[Fault]:
+    if not config.datasets:
+        yield Fault("datasets", "there is none", "add a table [[datasets]] with name and cold")
+    seen: dict[str, int] = {}
+    for position, (dataset, own) in enumerate(zip(config.datasets, written, strict=True)):
+        place = f"datasets[{position}]"
+        if _NAME.fullmatch(dataset.name) is None or len(os.fsencode(dataset.name)) > MAX_NAME_BYTES:
+            yield Fault(
+                f"{place}.name",
+                f"{dataset.name!r} cannot be the name of a directory of the mount",
+                "begin with a letter or digit; letters, digits, blanks and . _ + - may follow",
+            )
+        if dataset.name in seen:
+            yield Fault(
+                f"{place}.name", f"{dataset.name!r} is the name of datasets[{seen[dataset.name]}] too", "rename one of them"
+            )
+        seen[dataset.name] = position
+        yield from _source_faults(place, dataset, own)
+
+
+def _source_faults(place: str, dataset: DatasetSettings, own: Mapping[str, Any]) -> Iterator[Fault]:
+    try:
+        location = parse_source(dataset.cold)
+    except UsageError as error:
+        yield Fault(f"{place}.cold", str(error), error.hint)
+        return
+    if isinstance(location, DirectoryLocation):
+        for key in _OF_S3_ONLY:
+            if key in own:
+                yield Fault(f"{place}.{key}", f"has no meaning for {dataset.cold}", "leave it out: it is for s3:// only")
+    yield from _endpoint_faults(f"{place}.endpoint_url", dataset.endpoint_url)
+    if dataset.anonymous and dataset.profile is not None:
+        yield Fault(f"{place}.anonymous", f"contradicts the profile {dataset.profile!r}", "leave one of them out")
+    if dataset.anonymous and dataset.requester_pays:
+        yield Fault(f"{place}.anonymous", "contradicts requester_pays: nobody could be billed", "leave one of them out")
+    if dataset.immutable and "metadata_ttl" in own:
+        yield Fault(f"{place}.metadata_ttl", "contradicts immutable: nothing ever expires", "leave one of them out")
+    if "replica_trust" in own and dataset.replica is None:
+        yield Fault(f"{place}.replica_trust", "has no meaning without a replica", "add replica, or leave it out")
+    if dataset.id == "":
+        yield Fault(f"{place}.id", "is empty", "write a name that is equal on every node, or leave the key out")
+
+
+def _directories(config: Config) -> Iterator[tuple[str, str]]:
+    """Every directory of the configuration with the key that names it."""
+    yield "mount.point", config.mount.point
+    yield from ((f"hot.paths[{position}]", path) for position, path in enumerate(config.hot.paths))
+    for position, dataset in enumerate(config.datasets):
+        if dataset.replica is not None:
+            yield f"datasets[{position}].replica", dataset.replica
+        if dataset.cold.startswith("file://"):
+            yield f"datasets[{position}].cold", dataset.cold.removeprefix("file://")
+
+
+def _overlap_faults(config: Config, called: Callable[[str], str]) -> Iterator[Fault]:
+    """Nobody's data is ever taken for a cache, and the mount never reads itself.
+
+    Sources and replicas may overlap one another (a dataset of a directory and one of its parts).
+    """
+    for (place, path), (other_place, other) in combinations(_directories(config), 2):
+        if place.startswith("datasets") and other_place.startswith("datasets"):
+            if place.partition(".")[0] == other_place.partition(".")[0] and _normal(path) == _normal(other):
+                yield Fault(place, f"{path} is the source itself", "leave the replica out: it would save nothing")
+        elif _normal(path) == _normal(other):
+            yield Fault(other_place, f"{other} is {called(place)} too", "choose a directory of its own")
+        elif _inside(path, other):
+            yield Fault(place, f"{path} lies inside {called(other_place)} {other}", "choose a directory outside it")
+        elif _inside(other, path):
+            yield Fault(other_place, f"{other} lies inside {called(place)} {path}", "choose a directory outside it")
+
+
+def _normal(path: str) -> str:
+    return os.path.normpath(path).replace("//", "/", 1)  # POSIX lets exactly two leading slashes stand
+
+
+def _inside(path: str, parent: str) -> bool:
+    above = _normal(parent)
+    return _normal(path).startswith(above if above == "/" else above + "/")

@@ -1,0 +1,111 @@
+"""What the parts of the daemon report, turned into metrics.
+
+The engine and the FUSE operations know small protocols (`Observer`, `Meter`), not Prometheus. Label children are kept, since
+looking one up costs as much as counting.
+"""
+
+from __future__ import annotations
+
+import errno
+from functools import cache
+
+from prometheus_client import Counter, Histogram
+
+from tiercache.core.record import ObjectRef
+from tiercache.errors import TiercacheError
+from tiercache.metrics.definitions import Metrics
+
+
+class Tally:
+    """Implements `engine.reader.Observer`, `fuse.operations.Meter` and the callbacks that the daemon hands out."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+        self._counter = cache(_counter)
+        self._histogram = cache(_histogram)
+
+    # -- reads
+
+    def opened(self, dataset: str) -> None:
+        self._counter(self.metrics.opens, dataset).inc()
+
+    def read_done(self, dataset: str, tier: str, count: int, seconds: float) -> None:
+        metrics = self.metrics
+        self._counter(metrics.reads, dataset, tier).inc()
+        self._counter(metrics.read_bytes, dataset, tier).inc(count)
+        self._counter(metrics.hits if tier == "hot" else metrics.misses, dataset).inc()
+        self._histogram(metrics.read_seconds, tier).observe(seconds)
+
+    def streamed(self, dataset: str, reason: str, count: int) -> None:
+        self._counter(self.metrics.streamed_bytes, dataset, reason).inc(count)
+
+    def read_ahead(self, count: int) -> None:
+        self.metrics.read_ahead_bytes.inc(count)
+
+    def verify_failed(self, ref: ObjectRef) -> None:
+        self.metrics.verify_failures.inc()
+
+    # -- kernel requests
+
+    def operation(self, name: str, seconds: float) -> None:
+        self._histogram(self.metrics.operation_seconds, name).observe(seconds)
+
+    def error(self, name: str, number: int) -> None:
+        self._counter(self.metrics.errors, name, errno.errorcode.get(number, str(number))).inc()
+
+    # -- tiers and fills
+
+    def served(self, dataset: str, tier: str, count: int) -> None:
+        self._counter(self.metrics.fill_bytes, dataset, tier).inc(count)
+
+    def passed(self, dataset: str, tier: str, error: TiercacheError) -> None:
+        """A tier above cold failed a read, which goes on below."""
+        self.replica_ignored(type(error).__name__)
+
+    def filled(self, tier: str) -> None:
+        self._counter(self.metrics.fills, tier).inc()
+
+    def fill_failed(self, tier: str, error: TiercacheError) -> None:
+        self._counter(self.metrics.fill_failures, tier, type(error).__name__).inc()
+
+    def requested(
+        self, tier: str, operation: str, seconds: float, transferred_bytes: int, error: type[BaseException] | None
+    ) -> None:
+        self._counter(self.metrics.requests, tier, operation).inc()
+        self._histogram(self.metrics.request_seconds, tier, operation).observe(seconds)
+        if error is not None:
+            self._counter(self.metrics.request_errors, tier, operation, error.__name__).inc()
+
+    def retried(self, tier: str, operation: str) -> None:
+        self._counter(self.metrics.retries, tier, operation).inc()
+
+    def replica_ignored(self, reason: str) -> None:
+        self._counter(self.metrics.replica_ignored, reason).inc()
+
+    def evicted(self, _directory: int, count: int) -> None:
+        self.metrics.evictions.inc()
+        self.metrics.evicted_bytes.inc(count)
+
+    def late(self, seconds: float) -> None:
+        self.metrics.loop_delay_seconds.observe(seconds)
+
+    def unreachable(self, dataset: str, count: int) -> None:
+        self.metrics.unreachable_keys.labels(dataset).set(count)
+
+    # -- for `status`
+
+    def samples(self) -> dict[tuple[str, tuple[str, ...]], float]:
+        """(metric, label values in declared order) -> value, of counters and gauges."""
+        found = {}
+        for family in self.metrics.registry.collect():
+            for sample in family.samples:
+                found[sample.name, tuple(sample.labels.values())] = sample.value
+        return found
+
+
+def _counter(counter: Counter, *labels: str) -> Counter:
+    return counter.labels(*labels)
+
+
+def _histogram(histogram: Histogram, *labels: str) -> Histogram:
+    return histogram.labels(*labels)
