@@ -1,0 +1,160 @@
+"""`mount` and `serve` with the real daemon on a directory: what a user sees, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiercache.cli.spawn import log_path
+from tiercache.fuse.mountpoint import mount_at, unmount
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse") or os.geteuid() != 0, reason="needs /dev/fuse and root")
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 60.0
+
+
+class Bench:
+    """A source, a mount point and a cache directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.source = directory / "source"
+        self.point = directory / "mnt"
+        self.hot = directory / "hot"
+        for made in (self.source, self.point, self.hot):
+            made.mkdir()
+        (self.source / "a.txt").write_text("hello\n")
+        self.url = f"file://{self.source}"
+
+    @property
+    def mount_arguments(self) -> list[str]:
+        return ["mount", self.url, str(self.point), "--hot", str(self.hot), "--hot-size", "1GB"]
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tiercache"]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*self.command, *arguments], capture_output=True, text=True, timeout=SECONDS, cwd=ROOT, check=False)
+
+    def mount(self, *more: str) -> Any:
+        done = self.run(*self.mount_arguments, *more, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    @property
+    def is_mounted(self) -> bool:
+        return mount_at(str(self.point)) is not None
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(Path(os.path.realpath(tmp_path)))
+    try:
+        yield made
+    finally:
+        done = made.run("umount", str(made.point))
+        if done.returncode != 0:
+            unmount(str(made.point), lazy=True)
+        log_path(str(made.point)).unlink(missing_ok=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_mount_read_look_and_unmount(bench: Bench) -> None:
+    done = bench.run(*bench.mount_arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{bench.url} is mounted on {bench.point}"
+    assert [line.split()[0] for line in lines[1:5]] == ["reads", "hot", "socket", "log"]
+    assert lines[2] == f"  hot     {bench.hot}, up to 1.00 GB"
+    assert (bench.point / "a.txt").read_text() == "hello\n"
+    where = bench.run("where", str(bench.point / "a.txt"), "--json")
+    assert json.loads(where.stdout)["files"][0]["size_bytes"] == 6
+    assert bench.run("umount", str(bench.point)).stdout == f"{bench.point}: unmounted\n"
+    assert not bench.is_mounted
+
+
+def test_mounting_again_is_fine_and_another_source_is_not(bench: Bench) -> None:
+    first = bench.mount()
+    again = bench.mount()
+    assert (first["already_mounted"], again["already_mounted"]) == (False, True)
+    assert first["status"]["pid"] == again["status"]["pid"]
+    other = bench.directory / "other"
+    other.mkdir()
+    done = bench.run("mount", f"file://{other}", str(bench.point), "--hot", str(bench.hot))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{bench.point} is mounted already, with {bench.url}" in done.stderr
+    assert (bench.point / "a.txt").read_text() == "hello\n"
+
+
+def test_case_13_mounting_over_the_remains_of_a_killed_daemon(bench: Bench) -> None:
+    pid = bench.mount()["status"]["pid"]
+    descriptor = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    finally:
+        os.close(descriptor)
+    again = bench.mount()
+    assert not again["already_mounted"]
+    assert (bench.point / "a.txt").read_text() == "hello\n"
+
+
+def test_a_mount_that_fails_says_why_and_leaves_nothing(bench: Bench) -> None:
+    (bench.point / "precious").touch()
+    done = bench.run(*bench.mount_arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "is not empty" in done.stderr
+    assert not bench.is_mounted
+    (bench.point / "precious").unlink()
+
+
+def test_the_socket_can_be_chosen(bench: Bench) -> None:
+    address = bench.directory / "my.sock"
+    status = bench.mount("--socket", str(address))["status"]
+    assert status["socket"] == str(address)
+    assert json.loads(bench.run("status", "--json", "--socket", str(address)).stdout)["pid"] == status["pid"]
+    assert bench.run("umount", str(bench.point), "--socket", str(address)).returncode == 0
+    assert not bench.is_mounted
+
+
+@pytest.mark.parametrize("way", ["mount -f", "serve"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_the_foreground_until_a_signal(bench: Bench, way: str, number: signal.Signals) -> None:
+    if way == "serve":
+        config = bench.directory / "tiercache.toml"
+        config.write_text(f"""
+[mount]
+point = "{bench.point}"
+[hot]
+paths = ["{bench.hot}"]
+capacity = "1GB"
+[[datasets]]
+name = "letters"
+cold = "{bench.url}"
+""")
+        arguments = ["serve", "--config", str(config)]
+        file = bench.point / "letters" / "a.txt"
+    else:
+        arguments = [*bench.mount_arguments, "-f"]
+        file = bench.point / "a.txt"
+    process = subprocess.Popen([*bench.command, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{bench.url} is mounted on {bench.point}\n"
+        assert file.read_text() == "hello\n"
+        process.send_signal(number)
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert not bench.is_mounted

@@ -1,0 +1,48 @@
+"""The seam between the admin interface and the daemon: what an operator may ask for.
+
+The daemon implements `Control`; `app.py` translates HTTP to it and knows nothing else. Every method
+runs on the daemon's event loop, so the synchronous ones only read what is in memory. Any of them may
+raise a TiercacheError, which reaches the user with its class and hint.
+
+A path is absolute and under the mount point, or `dataset/key`; only the daemon resolves it, by its own
+namespace and never through the kernel (a daemon that stats its own mount waits for itself). `app.py`
+calls once for each path of `where` and `refresh`, so that one bad path does not spoil the others;
+pins are admitted together, hence in one call. A request whose client has gone is not cancelled:
+a method bounds its own work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tiercache.admin.messages import PinAnswer, PinProgress, PinRequest, Pins, Refreshed, Status, Unpinned, Where
+
+
+class Control(Protocol):
+    def status(self) -> Status: ...
+
+    async def where(self, path: str) -> Where:
+        """Raises UsageError (not ours), NotFound, or what the cold store said."""
+
+    async def refresh(self, path: str) -> Refreshed:
+        """Re-list and re-validate everything known below `path`, and let the kernel forget what changed."""
+
+    async def pin(self, request: PinRequest) -> PinAnswer:
+        """Durable when it returns (except for a dry run); a refusal for want of room is an answer, not an error."""
+
+    async def unpin(self, paths: Sequence[str]) -> Unpinned: ...
+
+    async def pin_progress(self, paths: Sequence[str]) -> PinProgress:
+        """Of the pins that exactly these paths made. Raises NotFound when one is not pinned."""
+
+    def pins(self) -> Pins: ...
+
+    def metrics(self) -> bytes:
+        """Prometheus text format."""
+
+    async def stop(self) -> None:
+        """Unmount (not lazily) and let the daemon end soon after this returns.
+
+        Raises SetupError, with nothing changed, when the mount is busy.
+        """
