@@ -23,9 +23,9 @@ from tiercache.config import (
     parse_size,
 )
 from tiercache.errors import UsageError
-from tiercache.quantity import parse_address, parse_mode
-from tiercache.settings import AdminSettings, ColdSettings, HotSettings, MountSettings, PolicySettings
-from tiercache.source import DirectoryLocation, S3Location, parse_source
+from tiercache.config.quantity import parse_address, parse_mode
+from tiercache.config.settings import AdminSettings, ColdSettings, HotSettings, MountSettings, PolicySettings
+from tiercache.config.location import DirectoryLocation, S3Location, parse_source
 
 EXAMPLE = Path(__file__).parent.parent / "config" / "tiercache.toml"
 MINIMAL = '[mount]\npoint = "/mnt/a"\n[[datasets]]\nname = "a"\ncold = "s3://bucket/prefix"\n'

@@ -23,8 +23,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "config", "metrics.definitions", "notify", "logs"),
 )
 LEAVES = LAYERS[-1]
-# What a leaf is split into stands beside it and is imported like it.
-PARTS_OF_CONFIG = ("config_rules", "settings", "source", "quantity")
 
 OUTSIDE_WORLD = {
     "asyncio", "boto3", "botocore", "concurrent", "ctypes", "datetime", "fcntl", "glob", "http", "httpx", "io", "lmdb",
@@ -70,8 +68,6 @@ def own_imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 def layer_of(module: str) -> tuple[int, str]:
     """The layer's number from the top and the name that stands for the module there."""
-    if module in PARTS_OF_CONFIG:
-        module = "config"
     for number, names in enumerate(LAYERS):
         for name in names:
             if module == name or module.startswith(name + "."):

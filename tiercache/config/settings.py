@@ -3,7 +3,7 @@
 A key of the TOML file is the field's name without its unit: the field `capacity_bytes` is the key
 `capacity` and takes "3.5TB"; `metadata_ttl_seconds` is `metadata_ttl` and takes "1m". One rule
 instead of two lists that have to be kept equal (structs of texts beside structs of numbers).
-`tiercache/config.py` makes these from a file or from options, and checks them.
+`config/__init__.py` makes these from a file or from options, and checks them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tiercache.quantity import MAX_DURATION_SECONDS, MAX_SIZE_BYTES
-from tiercache.source import Location, parse_source
+from tiercache.config.quantity import MAX_DURATION_SECONDS, MAX_SIZE_BYTES
+from tiercache.config.location import Location, parse_source
 
 MIB = 2**20
 DEFAULT_METADATA_TTL_SECONDS = 60.0

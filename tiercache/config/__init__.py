@@ -2,7 +2,7 @@
 
 Both ways go through one path: a document (nested dicts with TOML's spelling) is checked for unknown
 keys, its texts become numbers, datasets inherit what they leave out, msgspec checks types and ranges,
-and `config_rules` checks what no type can say. So an option and its key cannot drift apart.
+and `rules` checks what no type can say. So an option and its key cannot drift apart.
 
 Every complaint is a UsageError that names the culprit's key (or option) and its file, and what to
 write instead. `config/tiercache.toml` shows every key with its default.
@@ -22,10 +22,10 @@ from typing import Any
 
 import msgspec
 
-from tiercache.config_rules import first_fault
+from tiercache.config.rules import first_fault
 from tiercache.errors import UsageError
-from tiercache.quantity import parse_address, parse_duration, parse_mode, parse_size
-from tiercache.settings import (
+from tiercache.config.quantity import parse_address, parse_duration, parse_mode, parse_size
+from tiercache.config.settings import (
     DEFAULT_METADATA_TTL_SECONDS,
     AdminSettings,
     ColdSettings,
@@ -35,7 +35,7 @@ from tiercache.settings import (
     MountSettings,
     PolicySettings,
 )
-from tiercache.source import DirectoryLocation, Location, S3Location, parse_source
+from tiercache.config.location import DirectoryLocation, Location, S3Location, parse_source
 
 __all__ = [
     "AdminSettings",
