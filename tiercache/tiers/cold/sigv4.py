@@ -1,0 +1,85 @@
+"""AWS Signature Version 4 for requests without a body.
+
+botocore's signer takes 0.05 ms a request, because it builds and re-parses request objects; this one takes 0.005 ms, so that
+nothing needs to be cached per key. `tests/tiers/test_sigv4.py` compares the two byte for byte. Rejected: caching
+botocore's signatures per key, which saves nothing where it matters, on the first read of each of many small files.
+
+Only `host` and `x-amz-*` are signed, as S3 demands; Range, If-Match and the rest travel unsigned. Secrets are only
+ever used as HMAC keys and never appear in a message.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import sha256
+from typing import NamedTuple
+from urllib.parse import quote
+
+EMPTY_BODY_SHA256 = sha256(b"").hexdigest()
+
+
+class Keys(NamedTuple):
+    """Frozen credentials. `token` is None for long-lived ones."""
+
+    access_key: str
+    secret_key: str
+    token: str | None
+
+    def __repr__(self) -> str:
+        return f"Keys({self.access_key!r})"  # never the secret: this may end in a traceback
+
+
+def encode_path(key: str) -> str:
+    """The key as it stands in the URL: every byte but unreserved ones and '/' percent-encoded, nothing normalised."""
+    return quote(key.encode("utf-8", "surrogateescape"), safe="/~")
+
+
+def encode_query(parameters: Mapping[str, str]) -> str:
+    """Sorted and encoded as the canonical request wants it, so that it can stand in the URL unchanged."""
+    return "&".join(
+        f"{quote(name, safe='~')}={quote(value.encode('utf-8', 'surrogateescape'), safe='~')}"
+        for name, value in sorted(parameters.items())
+    )
+
+
+@lru_cache(maxsize=8)
+def _signing_key(secret_key: str, date: str, region: str) -> bytes:
+    step = hmac.digest(f"AWS4{secret_key}".encode(), date.encode(), "sha256")
+    for part in (region, "s3", "aws4_request"):
+        step = hmac.digest(step, part.encode(), "sha256")
+    return step
+
+
+def sign(
+    method: str,
+    host: str,
+    path: str,
+    query: str,
+    amz_headers: Mapping[str, str],
+    keys: Keys,
+    region: str,
+    now_seconds: float,
+) -> dict[str, str]:
+    """The headers to add: x-amz-* ones (`amz_headers`, lower case, included) and authorization.
+
+    `path` and `query` are encoded already. `host` is the Host header as sent.
+    """
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_seconds))
+    date = stamp[:8]
+    added = {**amz_headers, "x-amz-content-sha256": EMPTY_BODY_SHA256, "x-amz-date": stamp}
+    if keys.token is not None:
+        added["x-amz-security-token"] = keys.token
+    signed = sorted([("host", host), *added.items()])
+    names = ";".join(name for name, _ in signed)
+    lines = "".join(f"{name}:{' '.join(value.split())}\n" for name, value in signed)
+    canonical = f"{method}\n{path}\n{query}\n{lines}\n{names}\n{EMPTY_BODY_SHA256}"
+    scope = f"{date}/{region}/s3/aws4_request"
+    to_sign = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{sha256(canonical.encode()).hexdigest()}"
+    signature = hmac.digest(_signing_key(keys.secret_key, date, region), to_sign.encode(), "sha256").hex()
+    added["authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={keys.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+    )
+    return added
