@@ -22,10 +22,10 @@ from tiercache.config import (
     parse_duration,
     parse_size,
 )
-from tiercache.errors import UsageError
+from tiercache.config.location import DirectoryLocation, S3Location, parse_source
 from tiercache.config.quantity import parse_address, parse_mode
 from tiercache.config.settings import AdminSettings, ColdSettings, HotSettings, MountSettings, PolicySettings
-from tiercache.config.location import DirectoryLocation, S3Location, parse_source
+from tiercache.errors import UsageError
 
 EXAMPLE = Path(__file__).parent.parent / "config" / "tiercache.toml"
 MINIMAL = '[mount]\npoint = "/mnt/a"\n[[datasets]]\nname = "a"\ncold = "s3://bucket/prefix"\n'

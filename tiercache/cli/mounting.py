@@ -17,7 +17,7 @@ from tiercache.errors import NoDaemon, SetupError, TiercacheError, Unavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiercache.settings import Config
+    from tiercache.config.settings import Config
 
 FAILED = 1
 
@@ -117,7 +117,7 @@ def _already(source: str, point: str, socket: str | None) -> Status | None:
     from tiercache.admin.client import Client
     from tiercache.admin.locate import daemon_of_mountpoint
     from tiercache.fuse.mountpoint import mounts
-    from tiercache.source import parse_source
+    from tiercache.config.location import parse_source
 
     if all(mount.path != point for mount in mounts()):
         return None

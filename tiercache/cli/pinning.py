@@ -136,7 +136,7 @@ def _row(one: PinStatus) -> list[str]:
 
 
 def _ttl_seconds(text: str | None) -> float | None:
-    from tiercache.quantity import parse_duration
+    from tiercache.config.quantity import parse_duration
 
     if text is None:
         return None

@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from tiercache.config.rules import first_fault
-from tiercache.errors import UsageError
+from tiercache.config.location import DirectoryLocation, Location, S3Location, parse_source
 from tiercache.config.quantity import parse_address, parse_duration, parse_mode, parse_size
+from tiercache.config.rules import first_fault
 from tiercache.config.settings import (
     DEFAULT_METADATA_TTL_SECONDS,
     AdminSettings,
@@ -35,7 +35,7 @@ from tiercache.config.settings import (
     MountSettings,
     PolicySettings,
 )
-from tiercache.config.location import DirectoryLocation, Location, S3Location, parse_source
+from tiercache.errors import UsageError
 
 __all__ = [
     "AdminSettings",

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tiercache.errors import UsageError
-from tiercache.config.settings import Config, DatasetSettings
 from tiercache.config.location import DirectoryLocation, parse_source
+from tiercache.config.settings import Config, DatasetSettings
+from tiercache.errors import UsageError
 
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 2**16, 2**28
 CHUNK_ALIGNMENT_BYTES = 4096  # a chunk's ends must be those of pages, or two fills would write one page

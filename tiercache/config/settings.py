@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tiercache.config.quantity import MAX_DURATION_SECONDS, MAX_SIZE_BYTES
 from tiercache.config.location import Location, parse_source
+from tiercache.config.quantity import MAX_DURATION_SECONDS, MAX_SIZE_BYTES
 
 MIB = 2**20
 DEFAULT_METADATA_TTL_SECONDS = 60.0

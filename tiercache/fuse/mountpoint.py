@@ -227,7 +227,7 @@ def _is_stale(mount: Mount) -> bool:
     if not mount.fstype.startswith("fuse"):
         return False
     try:
-        _answer(mount.path, lambda: os.stat(mount.path))
+        _answer(mount.path, lambda: os.statvfs(mount.path))  # not stat, which the kernel answers from what it remembers
     except OSError as error:
         return error.errno in _STALE
     return False
