@@ -162,6 +162,11 @@ class Level:
     def __len__(self) -> int:
         return len(self._seen)
 
+    @property
+    def held(self) -> frozenset[bytes]:
+        """Names that are held back: when they are decided, what is known of them is as old as an earlier page."""
+        return frozenset(file.name for file in self._held.values())
+
     def take(self, page: Page) -> list[Named]:
         """The names that are decided now. A name comes again only when it turned out to be something else."""
         self.exists = self.exists or bool(page.objects or page.prefixes)
@@ -222,6 +227,11 @@ class Tree:
         self.unreachable_count = 0
         self.example = ""
         self._held: list[Leaf] = []
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Keys that are held back, as in `Level`."""
+        return frozenset(leaf.file.listed.key for leaf in self._held)
 
     def take(self, page: Page) -> list[Leaf | Branch]:
         """The files and markers that are decided now."""

@@ -1,0 +1,126 @@
+"""All of the engine, put together: what the daemon serves from, and what the model tests drive without a kernel.
+
+The parts get each other here and nowhere else. Everything that runs by itself is started in the nursery by `start`, and
+stops when that is cancelled.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from tiercache.core.record import ObjectRef
+from tiercache.engine.census import Census
+from tiercache.engine.dataset import Dataset
+from tiercache.engine.facts import Facts
+from tiercache.engine.fill import Filler
+from tiercache.engine.holdings import Holdings
+from tiercache.engine.namespace import Namespace
+from tiercache.engine.pinning import Pinning
+from tiercache.engine.promotion import Promotion
+from tiercache.engine.reader import Reader
+from tiercache.engine.room import Room
+from tiercache.engine.source import Source
+from tiercache.engine.upkeep import Upkeep
+from tiercache.index.index import Index
+from tiercache.metrics.tally import Tally
+from tiercache.tiers.hot import HotTier
+from tiercache.tiers.space import Ledger
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The numbers that the operator chose."""
+
+    chunk_bytes: int
+    whole_file_bytes: int
+    read_ahead_bytes: int
+    negative_ttl_seconds: float
+
+
+class Engine:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        datasets: Sequence[Dataset],
+        index: Index,
+        files: HotTier,
+        ledgers: Sequence[Ledger],
+        limits: Limits,
+        tally: Tally,
+        *,
+        single: bool,
+        sweep: bool = False,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.nursery = nursery
+        self.datasets = datasets
+        self.index = index
+        self.facts = Facts(index, limits.chunk_bytes)
+        sources = {dataset.name: Source(dataset, tally.served, tally.passed) for dataset in datasets}
+        self.namespace = Namespace(
+            index,
+            datasets,
+            single=single,
+            negative_ttl_seconds=limits.negative_ttl_seconds,
+            clock=clock,
+            on_unreachable=tally.unreachable,
+            nursery=nursery,
+        )
+        self.room = Room(ledgers, rng or random.Random(), tally.evicted)
+        self.holdings = Holdings(
+            nursery, index, files, self.room, chunk_bytes=limits.chunk_bytes, clock=clock, protected=self._protected
+        )
+        self.filler = Filler(
+            nursery,
+            self.holdings,
+            sources.__getitem__,
+            streamed=tally.streamed,
+            filled=tally.filled,
+            failed=tally.fill_failed,
+        )
+        self.promotion = Promotion(self.holdings, self.filler)
+        self.pinning = Pinning(
+            nursery,
+            index,
+            self.namespace,
+            self.promotion,
+            [dataset.name for dataset in datasets],
+            self._capacity_bytes,
+            clock,
+        )
+        self.census = Census(index, [dataset.name for dataset in datasets], len(ledgers))
+        self.reader = Reader(
+            nursery,
+            self.namespace,
+            self.holdings,
+            self.filler,
+            sources.__getitem__,
+            tally,
+            clock=clock,
+            promote=self._promote,
+            whole_file_bytes=limits.whole_file_bytes,
+            read_ahead_bytes=limits.read_ahead_bytes,
+        )
+        self.upkeep = Upkeep(index, files, self.holdings, late=tally.late, sweep=sweep)
+
+    def start(self) -> None:
+        """Everything that runs by itself."""
+        self.nursery.start_soon(self.promotion.run)
+        self.nursery.start_soon(self.pinning.run)
+        self.nursery.start_soon(self.upkeep.run)
+        self.nursery.start_soon(self.census.run)
+
+    def _protected(self, dataset: str, key: str) -> bool:
+        return self.pinning.protects(dataset, key)
+
+    def _promote(self, ref: ObjectRef) -> None:
+        self.promotion.wish(ref)
+
+    def _capacity_bytes(self) -> int:
+        return self.room.capacity_bytes

@@ -1,0 +1,66 @@
+"""What the index knows of one file's copies: for extended attributes, `where` and pins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+from tiercache.core.chunk import chunk_count
+from tiercache.core.record import Entry
+from tiercache.index.index import Index
+
+
+@dataclass(frozen=True)
+class Hot:
+    """What of an object is on the local disk. `held_bytes` are whole blocks of committed chunks."""
+
+    held_bytes: int
+    chunks_present: int
+    chunks_total: int
+
+    @property
+    def complete(self) -> bool:
+        return self.chunks_present == self.chunks_total
+
+
+class Facts:
+    def __init__(self, index: Index, chunk_bytes: int) -> None:
+        self._index = index
+        self._chunk_bytes = chunk_bytes
+
+    def hot(self, entry: Entry) -> Hot:
+        record = self._index.hot(entry.object_id)
+        if record is None:
+            return Hot(0, 0, chunk_count(entry.size_bytes, self._chunk_bytes))
+        total = chunk_count(record.size_bytes, record.chunk_bytes)
+        present = total if record.complete else len(self._index.chunks(entry.object_id))
+        return Hot(record.held_bytes, present, total)
+
+    def hot_bytes(self, entry: Entry) -> int:
+        """How many of the file's own bytes are hot."""
+        hot = self.hot(entry)
+        return entry.size_bytes if hot.complete else min(entry.size_bytes, hot.held_bytes)
+
+    def residency(self, entry: Entry) -> str:
+        """The tiers with a whole copy, and 'hot(3/64)' for three chunks of 64."""
+        hot = self.hot(entry)
+        if hot.complete and hot.chunks_total:
+            return "hot,cold"
+        return f"hot({hot.chunks_present}/{hot.chunks_total}),cold" if hot.chunks_present else "cold"
+
+    def checksum(self, entry: Entry) -> str:
+        """Of a complete hot copy, '' when there is none: 'xxh3:' and the xxh3-64 of its bytes.
+
+        Of one with several chunks 'xxh3-chunks:', the chunk size, and the xxh3-64 of their digests (8 bytes each, big-endian,
+        in order).
+        """
+        record = self._index.hot(entry.object_id)
+        if record is None or not record.complete:
+            return ""
+        chunks = self._index.chunks(entry.object_id)
+        digests = [chunks[chunk].digest for chunk in sorted(chunks)]
+        if len(digests) == 1:
+            return f"xxh3:{digests[0]:016x}"
+        joined = b"".join(digest.to_bytes(8, "big") for digest in digests)
+        return f"xxh3-chunks:{record.chunk_bytes}:{xxhash.xxh3_64_hexdigest(joined)}"

@@ -1,0 +1,297 @@
+"""Filling: one chunk of one object, fetched once whoever asks for it, and handed out while it arrives.
+
+A `Fill` is the only thing that writes a chunk. It starts at the offset that the first caller wanted, goes to the end of
+the chunk and then fetches what lies before; every caller is answered as soon as *its* bytes are there. The bytes go
+straight into their place in the hot file; when the hot tier cannot take the chunk (full, pinned, sick) they
+go into memory instead, past the hot tier, and the last few such chunks are kept for the readers that follow.
+
+Why not one request a read: eight processes that read one cold file would fetch it eight times, and 128 KiB requests
+pay a round trip each. Why not wait for the whole chunk: the first byte would cost 8 MiB of bandwidth.
+
+Interleaving: `_fills` maps (object, chunk) to the running fill; it is entered before the first await and left after the
+chunk is committed or the fill has failed, so between two awaits a chunk is present, being filled, or absent.
+A fill is a task of the engine's nursery, not of its first caller: a cancelled caller leaves it running for the
+others, and its end is bounded by the cold tier's deadline.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import trio
+
+from tiercache.core.chunk import fill_ranges
+from tiercache.core.record import ObjectId
+from tiercache.engine.held import Held
+from tiercache.engine.holdings import Holdings
+from tiercache.engine.source import Source
+from tiercache.errors import HotFull, HotSick, HotTierError, TiercacheError, Unavailable
+from tiercache.tiers.hot import HotFile, hash_range, read, read_resident
+from tiercache.tiers.sink import FileSink
+from tiercache.tiers.tier import MemorySink, Sink, SinkClosed
+
+MEMORY_BYTES = 64 << 20
+"""What chunks streamed past the hot tier may occupy together, running and kept."""
+
+VERIFIED_BYTES = 1 << 20
+"""Objects up to this size are answered only when all of them has come: a tier can then check them against the
+store's own checksum (MD5 ETag) before anybody sees a byte, at the cost of less than a millisecond."""
+
+
+class Fill:
+    """One chunk on its way. `start` is where it began; bytes before it come in a second range."""
+
+    def __init__(self, held: Held, chunk: int, start: int, *, background: bool) -> None:
+        self.held = held
+        self.chunk = chunk
+        self.background = background
+        self.tier = ""
+        self._verifies = held.ref.size_bytes <= VERIFIED_BYTES
+        first = held.span(chunk)[0] if self._verifies else start  # a checksum is that of one range with everything in it
+        self.ranges = fill_ranges(held.ref.size_bytes, held.chunk_bytes, chunk, first)
+        self.error: TiercacheError | None = None
+        self.done = trio.Event()
+        self.memory: list[MemorySink] | None = None
+        self.file: HotFile | None = None
+        self.confirmed = trio.Event()
+        self._sinks: list[MemorySink | FileSink] = []
+        self._token = trio.lowlevel.current_trio_token()
+        self._waiting: list[tuple[int, int, trio.Event]] = []
+
+    def add(self, sink: MemorySink | FileSink) -> None:
+        self._sinks.append(sink)
+
+    def asking(self, tier: str) -> None:
+        self.tier = tier
+
+    def restart(self) -> None:
+        self._sinks = []
+
+    @property
+    def received_bytes(self) -> int:
+        return sum(sink.received_bytes for sink in self._sinks)
+
+    def covers(self, offset: int, length: int) -> bool:
+        """Have the bytes [offset, offset + length) of the object, all of this chunk, arrived?"""
+        if self._verifies and not self.done.is_set():
+            return False
+        for position, (begin, size) in enumerate(self.ranges):
+            low, high = max(offset, begin), min(offset + length, begin + size)
+            arrived = self._sinks[position].received_bytes if position < len(self._sinks) else 0
+            if low < high and high > begin + arrived:
+                return False
+        return True
+
+    async def wait(self, offset: int, length: int) -> None:
+        """Until these bytes are there. Raises what the fill failed with."""
+        while not self.covers(offset, length):
+            if self.done.is_set():
+                assert self.error is not None, "a fill that ended well covers its chunk"
+                raise self.error
+            event = trio.Event()
+            self._waiting.append((offset, length, event))
+            if not self.covers(offset, length):  # else they came just now, before the thread that receives could see who waits
+                await event.wait()
+
+    def progressed(self, _received_bytes: int) -> None:
+        """Called in the thread that receives: wakes the loop only if there is somebody to wake."""
+        if self._verifies:
+            return  # nobody is answered before the end
+        if self._waiting or not self.confirmed.is_set():
+            self._token.run_sync_soon(self._wake, idempotent=True)
+
+    def _wake(self) -> None:
+        self.confirmed.set()
+        still = []
+        for offset, length, event in self._waiting:
+            if self.done.is_set() or self.covers(offset, length):
+                event.set()
+            else:
+                still.append((offset, length, event))
+        self._waiting = still
+
+    def finish(self, error: TiercacheError | None) -> None:
+        self.error = error
+        self.done.set()
+        self._wake()
+
+
+class Filler:
+    """All fills of the daemon. `source(dataset)` tells where a dataset's bytes come from below the hot tier."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        holdings: Holdings,
+        source: Callable[[str], Source],
+        *,
+        streamed: Callable[[str, str, int], None],
+        filled: Callable[[str], None],
+        failed: Callable[[str, TiercacheError], None],
+    ) -> None:
+        self._nursery = nursery
+        self._holdings = holdings
+        self._source = source
+        self._streamed = streamed
+        self._filled = filled
+        self._failed = failed
+        self._fills: dict[tuple[ObjectId, int], Fill] = {}
+        self._kept: OrderedDict[tuple[ObjectId, int], Fill] = OrderedDict()
+        slots = max(2, MEMORY_BYTES // holdings.chunk_bytes)
+        self._kept_limit = slots // 2
+        self._memory = trio.CapacityLimiter(slots - self._kept_limit)
+
+    def running(self, object_id: ObjectId, chunk: int) -> Fill | None:
+        """The fill that has or will have the chunk's bytes: one that runs, or one kept in memory past the hot tier."""
+        key = (object_id, chunk)
+        fill = self._fills.get(key)
+        if fill is None and (fill := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+        return fill
+
+    @property
+    def running_count(self) -> int:
+        return len(self._fills)
+
+    def start(self, held: Held, chunk: int, start: int, *, background: bool = False) -> Fill:
+        """Begin to fetch a chunk that is neither present nor on its way."""
+        key = (held.ref.object_id, chunk)
+        assert key not in self._fills
+        fill = self._fills[key] = Fill(held, chunk, start, background=background)
+        held.users += 1
+        self._nursery.start_soon(self._run, key, fill)
+        return fill
+
+    async def read(self, fill: Fill, offset: int, length: int) -> bytes:
+        """Bytes of the fill's chunk, as soon as they have arrived. Raises what the fill failed with.
+
+        HotFull or HotSick: they have arrived, but the disk does not give them back.
+        """
+        while True:
+            await fill.wait(offset, length)
+            if fill.memory is not None:
+                return b"".join(_cut(fill, offset, length))
+            assert fill.file is not None
+            data = read_resident(fill.file, offset, length)
+            if data is not None:
+                return data
+            try:
+                return await self._holdings.disks.run(fill.file.directory, read, fill.file, offset, length)
+            except HotTierError:
+                if fill.memory is None:
+                    raise
+
+    async def _run(self, key: tuple[ObjectId, int], fill: Fill) -> None:
+        error: TiercacheError | None = None
+        try:
+            try:
+                await self._into_file(fill)
+            except HotTierError as why:
+                await self._into_memory(key, fill, why)
+        except TiercacheError as failure:
+            error = failure
+            self._failed(fill.tier, failure)
+        finally:
+            del self._fills[key]
+            fill.finish(error or _stopped(fill))
+            self._holdings.release(fill.held)
+
+    async def _fetch(self, fill: Fill, offset: int, length: int, sink: Sink) -> None:
+        ref = fill.held.ref
+        source = self._source(ref.dataset)
+        await source.read(ref, offset, length, sink, background=fill.background, asking=fill.asking)
+
+    async def _into_file(self, fill: Fill) -> None:
+        held, chunk, holdings = fill.held, fill.chunk, self._holdings
+        fill.file = file = await holdings.begin(held)
+        if chunk in held.unverified:
+            holdings.drop_chunk(held, chunk)
+        if held.has(chunk):  # the object could be loaded only now
+            fill.ranges = []
+            fill.tier = "hot"
+            return
+        reservation = await holdings.reserve(held, chunk)
+        held.past = False
+        finished = False
+        sinks: list[FileSink] = []
+        try:
+            for offset, length in fill.ranges:
+                sink = FileSink(file, offset, length, on_progress=fill.progressed)
+                sinks.append(sink)
+                fill.add(sink)
+                await self._fetch(fill, offset, length, sink)
+            if len(sinks) == 1:
+                digest = sinks[0].digest
+            else:
+                digest = await holdings.disks.run(file.directory, hash_range, file, *held.span(chunk))
+            finished = True
+        except HotSick as error:
+            holdings.disks.failed(file.directory, error)
+            raise
+        except Unavailable as error:
+            if not sinks[-1].at_disk:
+                raise
+            sick = HotSick(f"hot directory {file.directory} did not take bytes in time")
+            holdings.disks.failed(file.directory, sick)
+            raise sick from error
+        finally:
+            for sink in sinks:
+                sink.close()
+            if finished:
+                holdings.commit_chunk(held, chunk, digest, reservation)
+                held.brought[chunk] = fill.tier
+                self._kept.pop((held.ref.object_id, chunk), None)
+                self._filled(fill.tier)
+            else:
+                holdings.abandon_chunk(held, chunk, fill.received_bytes, reservation)
+
+    async def _into_memory(self, key: tuple[ObjectId, int], fill: Fill, why: HotTierError) -> None:
+        ref = fill.held.ref
+        async with self._memory:
+            fill.restart()
+            fill.held.past = True
+            fill.memory = []
+            for offset, length in fill.ranges:
+                sink = _ProgressSink(length, fill.progressed)
+                fill.memory.append(sink)
+                fill.add(sink)
+                try:
+                    await self._fetch(fill, offset, length, sink)
+                finally:
+                    sink.close()
+            self._streamed(ref.dataset, "full" if isinstance(why, HotFull) else "sick", fill.received_bytes)
+            self._kept[key] = fill
+            while len(self._kept) > self._kept_limit:
+                self._kept.popitem(last=False)
+
+
+class _ProgressSink(MemorySink):
+    """A memory sink that tells how far it is."""
+
+    def __init__(self, capacity_bytes: int, on_progress: Callable[[int], None]) -> None:
+        super().__init__(capacity_bytes)
+        self._on_progress = on_progress
+
+    def buffer(self, wanted_bytes: int) -> memoryview:
+        return super().buffer(min(wanted_bytes, 1 << 20))
+
+    def advance(self, count: int) -> None:
+        super().advance(count)
+        self._on_progress(self.received_bytes)
+
+
+def _cut(fill: Fill, offset: int, length: int) -> list[memoryview]:
+    assert fill.memory is not None
+    pieces = []
+    for (begin, size), sink in sorted(zip(fill.ranges, fill.memory, strict=False), key=lambda pair: pair[0]):
+        low, high = max(offset, begin), min(offset + length, begin + size)
+        if low < high:
+            pieces.append(sink.view[low - begin : high - begin])
+    return pieces
+
+
+def _stopped(fill: Fill) -> TiercacheError | None:
+    """What waiters get when the fill was cancelled (the daemon stops) before it had everything."""
+    wanted = sum(length for _, length in fill.ranges)
+    return None if fill.received_bytes == wanted else SinkClosed("the daemon is stopping")

@@ -1,0 +1,56 @@
+"""One object in memory: what is known of its hot copy while somebody uses it. `Holdings` makes, changes and forgets these."""
+
+from __future__ import annotations
+
+import trio
+
+from tiercache.core.chunk import chunk_count, chunk_span, held_bytes
+from tiercache.core.record import ObjectRef
+from tiercache.tiers.hot import HotFile
+
+
+class Held:
+    """One object in memory. `file` is None while nothing of it is on disk (or that could not be found out: not `is_loaded`).
+
+    `past` says that the last fill had to stream past the hot tier. `brought` remembers which tier below a chunk came from
+    while the object was in use: whoever reads it now causes that, so these reads count as that tier's and not as hits.
+    `changes_count` were given to the index, `committed_count` of them are settled there.
+    """
+
+    def __init__(self, ref: ObjectRef, chunk_bytes: int) -> None:
+        self.ref = ref
+        self.chunk_bytes = chunk_bytes
+        self.chunk_count = chunk_count(ref.size_bytes, chunk_bytes)
+        self.file: HotFile | None = None
+        self.present: set[int] = set()
+        self.unverified: dict[int, int] = {}
+        self.complete = ref.size_bytes == 0
+        self.past = False
+        self.brought: dict[int, str] = {}
+        self.users = 0
+        self.is_loaded = False
+        self.opening = trio.Lock()
+        self.changes_count = 0
+        self.committed_count = 0
+
+    def span(self, chunk: int) -> tuple[int, int]:
+        return chunk_span(self.ref.size_bytes, self.chunk_bytes, chunk)
+
+    def has(self, chunk: int) -> bool:
+        """Is the chunk on disk (verified or not)?"""
+        return self.file is not None and (self.complete or chunk in self.present)
+
+    def origin(self, chunk: int) -> str:
+        """The tier that a read of a present chunk is counted for."""
+        return self.brought.get(chunk, "hot")
+
+    @property
+    def present_count(self) -> int:
+        return self.chunk_count if self.complete else len(self.present)
+
+    @property
+    def present_bytes(self) -> int:
+        """What the present chunks occupy."""
+        whole_bytes, last = held_bytes(self.chunk_bytes), self.chunk_count - 1
+        short_bytes = whole_bytes - held_bytes(self.span(last)[1]) if last in self.present else 0
+        return len(self.present) * whole_bytes - short_bytes

@@ -1,0 +1,331 @@
+"""The way of a read: open, read, release of one file, from the hot file if it is there, else by a fill, else past the hot tier.
+
+    read(inode, offset, length)
+      chunk present            -> hot file (page cache without a thread, else a thread)
+      chunk on its way         -> wait until these bytes have come, read them from their place
+      chunk absent             -> core.admission decides: FILL starts a fill and waits, PASS fetches only the extent
+    afterwards core.prefetch says which chunks of the stream to start next, and core.admission whether the whole file
+    is worth promoting.
+
+A handle is the inode number: it means the same to a successor of this process. An inode is one version of a file for
+ever, so what an open handle sees never changes under it: bytes of its version that can no longer be had are
+VersionChanged (ESTALE), never bytes of the next one.
+
+`open` of a file that is not complete confirms the version first, or a reader of metadata that is still within its TTL
+would open an old version and fail at its first read: a small file by starting its fill (the GET that is
+needed anyway), a large one by asking for its metadata again when that is older than a second. What has changed is
+answered with VersionChanged, on which the kernel looks the name up again and opens the new version.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import structlog
+import trio
+
+from tiercache.core.admission import Admit, Miss, Touches, admit, pass_extent, promote_rest, touches_capacity
+from tiercache.core.chunk import chunks_of
+from tiercache.core.prefetch import Budget, Run, Streams, plan
+from tiercache.core.record import Entry, Inode, ObjectId, ObjectRef
+from tiercache.engine.fill import Fill, Filler
+from tiercache.engine.held import Held
+from tiercache.engine.holdings import Holdings
+from tiercache.engine.namespace import Namespace
+from tiercache.engine.source import Source
+from tiercache.errors import HotFull, HotSick, NotFound, TiercacheError, Unavailable, VersionChanged
+from tiercache.tiers.hot import hash_range, read, read_resident
+from tiercache.tiers.tier import MemorySink
+
+log = structlog.get_logger()
+
+CONFIRM_SECONDS = 1.0
+
+
+class Observer(Protocol):
+    """What the reader reports; the daemon connects it to the metrics."""
+
+    def opened(self, dataset: str) -> None: ...
+
+    def read_done(self, dataset: str, tier: str, count: int, seconds: float) -> None: ...
+
+    def streamed(self, dataset: str, reason: str, count: int) -> None: ...
+
+    def read_ahead(self, count: int) -> None: ...
+
+    def verify_failed(self, ref: ObjectRef) -> None: ...
+
+
+class OpenFile:
+    """One inode that is open, however often."""
+
+    def __init__(self, entry: Entry, held: Held, max_window_bytes: int) -> None:
+        self.entry = entry
+        self.held = held
+        self.opens = 0
+        self.ahead_bytes = 0
+        self.streams = Streams(max_window_bytes=max_window_bytes)
+
+
+class Reader:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        namespace: Namespace,
+        holdings: Holdings,
+        filler: Filler,
+        source: Callable[[str], Source],
+        observer: Observer,
+        *,
+        clock: Callable[[], float],
+        promote: Callable[[ObjectRef], None],
+        whole_file_bytes: int,
+        read_ahead_bytes: int,
+    ) -> None:
+        self._nursery = nursery
+        self._namespace = namespace
+        self._holdings = holdings
+        self._filler = filler
+        self._source = source
+        self._observer = observer
+        self._clock = clock
+        self._promote = promote
+        self._whole_file_bytes = whole_file_bytes
+        self._window_bytes = min(read_ahead_bytes // 2, 16 * holdings.chunk_bytes)
+        self._budget = Budget(read_ahead_bytes)
+        self._touches = Touches(touches_capacity(holdings.room.capacity_bytes, holdings.chunk_bytes))
+        self._opened: dict[Inode, OpenFile] = {}
+        self._verifying: dict[tuple[ObjectId, int], trio.Event] = {}
+
+    # -- open and release
+
+    async def open(self, inode: Inode) -> None:
+        """Raises VersionChanged when the inode is not what its name leads to any more, and any TierError."""
+        entry = self._namespace.entry(inode)
+        if entry is None or not await self._namespace.is_current(entry):
+            raise VersionChanged(f"inode {inode} is not the present version")
+        held = await self._holdings.acquire(entry.ref)
+        try:
+            if not held.complete:  # also when others have it open: they may hold a version that is gone
+                await self._confirm(entry, held)
+        except BaseException:
+            self._holdings.release(held)
+            raise
+        file = self._opened.get(inode)
+        if file is None:
+            file = self._opened[inode] = OpenFile(entry, held, self._window_bytes)
+        else:
+            self._holdings.release(held)
+        file.opens += 1
+        self._holdings.touch(held)
+        self._observer.opened(entry.dataset)
+
+    def release(self, inode: Inode) -> None:
+        file = self._opened.get(inode)
+        if file is None:
+            return
+        file.opens -= 1
+        if file.opens == 0:
+            del self._opened[inode]
+            self._holdings.release(file.held)
+
+    @property
+    def open_count(self) -> int:
+        return len(self._opened)
+
+    def open_inodes(self, object_id: ObjectId) -> bool:
+        return any(file.entry.object_id == object_id for file in self._opened.values())
+
+    async def _confirm(self, entry: Entry, held: Held) -> None:
+        try:
+            if held.chunk_count == 1 or (entry.archived and not held.has(0)):  # few listings tell what was restored: a GET does
+                fill = self._filler.running(entry.object_id, 0) or self._filler.start(held, 0, 0)
+                await fill.confirmed.wait()
+                if fill.error is not None:
+                    raise fill.error
+            elif self._namespace.age_seconds(entry) > CONFIRM_SECONDS:
+                try:
+                    now = await self._namespace.revalidate(entry)
+                except Unavailable:
+                    return  # what is hot of it can still be read; what is not will say so
+                if now.inode != entry.inode:
+                    raise VersionChanged(f"{entry.key} was overwritten")
+        except (VersionChanged, NotFound) as error:
+            await self._look_again(entry)
+            raise VersionChanged(str(error)) from error
+
+    async def _notice_change(self, entry: Entry) -> None:
+        """A read found out that the version is gone: the next open must not be led to it again. Best effort."""
+        try:
+            await self._look_again(entry)
+        except TiercacheError as error:
+            log.info("changed_object_not_looked_up", dataset=entry.dataset, key=entry.key, error=error.line)
+
+    async def _look_again(self, entry: Entry) -> None:
+        if not await self._namespace.is_current(entry):
+            return
+        try:
+            await self._namespace.revalidate(entry)
+        except NotFound:
+            return
+
+    # -- read
+
+    async def read(self, inode: Inode, offset: int, length: int) -> bytes:
+        """The bytes of the inode's version; short only at the end of the file. Raises TierError."""
+        file = self._opened.get(inode)
+        if file is None:
+            raise VersionChanged(f"inode {inode} is not open here")
+        began = time.perf_counter()
+        size = file.entry.size_bytes
+        if offset >= size or length <= 0:
+            return b""
+        length = min(length, size - offset)
+        held = file.held
+        data = self._resident(held, offset, length) if held.complete and not held.unverified else None
+        if data is not None:
+            tier = held.origin(offset // held.chunk_bytes)
+        else:
+            run = file.streams.observe(offset, length)
+            try:
+                data, tier = await self._assemble(held, run, offset, length)
+            except (VersionChanged, NotFound) as error:
+                await self._notice_change(file.entry)
+                raise VersionChanged(str(error)) from error
+            if not held.complete:
+                self._look_ahead(file, run)
+        self._observer.read_done(file.entry.dataset, tier, len(data), time.perf_counter() - began)
+        return data
+
+    def _resident(self, held: Held, offset: int, length: int) -> bytes | None:
+        try:
+            return read_resident(held.file, offset, length) if held.file is not None else None
+        except HotSick:
+            return None  # the longer way deals with it
+
+    async def _assemble(self, held: Held, run: Run, offset: int, length: int) -> tuple[bytes, str]:
+        pieces, slowest = [], "hot"
+        for chunk in chunks_of(offset, length, held.chunk_bytes):
+            begin, size = held.span(chunk)
+            low, high = max(offset, begin), min(offset + length, begin + size)
+            piece, tier = await self._piece(held, run, chunk, low, high - low)
+            pieces.append(piece)
+            slowest = tier if tier != "hot" else slowest
+        return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), slowest
+
+    async def _piece(self, held: Held, run: Run, chunk: int, offset: int, length: int) -> tuple[bytes, str]:
+        while True:
+            if held.has(chunk):
+                try:
+                    if chunk in held.unverified and not await self._verify(held, chunk):
+                        continue
+                    return await self._from_hot(held, offset, length), held.origin(chunk)
+                except (HotFull, HotSick):
+                    return await self._past(held, offset, length, "sick")
+            fill = self._filler.running(held.ref.object_id, chunk)
+            if fill is None:
+                miss = self._miss(held, run, chunk, offset, length)
+                verdict = admit(miss, self._whole_file_bytes)
+                self._touches.record(held.ref.object_id, miss, verdict, self._clock())
+                if verdict is Admit.PASS:
+                    return await self._past(held, offset, length, "admission", pass_extent(miss))
+                fill = self._filler.start(held, chunk, offset)
+                self._consider_promotion(held, run)
+            try:
+                return await self._filler.read(fill, offset, length), fill.tier
+            except (HotFull, HotSick):
+                return await self._past(held, offset, length, "sick")
+
+    def _miss(self, held: Held, run: Run, chunk: int, offset: int, length: int) -> Miss:
+        before = chunk - 1
+        neighbour = before >= 0 and (held.has(before) or self._filler.running(held.ref.object_id, before) is not None)
+        return Miss(
+            size_bytes=held.ref.size_bytes,
+            chunk_bytes=held.chunk_bytes,
+            chunk=chunk,
+            offset=offset,
+            length=length,
+            run_bytes=run.run_bytes,
+            neighbour=neighbour,
+            scarce=self._holdings.room.scarce,
+            past=self._touches.recall(held.ref.object_id, chunk, self._clock()),
+        )
+
+    async def _from_hot(self, held: Held, offset: int, length: int) -> bytes:
+        file = held.file
+        assert file is not None
+        data = read_resident(file, offset, length)
+        if data is None:
+            data = await self._holdings.disks.run(file.directory, read, file, offset, length)
+        return data
+
+    async def _past(
+        self, held: Held, offset: int, length: int, reason: str, extent: tuple[int, int] | None = None
+    ) -> tuple[bytes, str]:
+        begin, size = extent or (offset, length)
+        sink = MemorySink(size)
+        tier = await self._source(held.ref.dataset).read(held.ref, begin, size, sink, background=False)
+        self._observer.streamed(held.ref.dataset, reason, size)
+        return bytes(sink.view[offset - begin : offset - begin + length]), tier
+
+    async def _verify(self, held: Held, chunk: int) -> bool:
+        """Hash a chunk that was written before an unclean boot; False (and the chunk dropped) when it is damaged."""
+        key = (held.ref.object_id, chunk)
+        while (running := self._verifying.get(key)) is not None:
+            await running.wait()
+        if chunk not in held.unverified:
+            return held.has(chunk)
+        assert held.file is not None
+        self._verifying[key] = trio.Event()
+        try:
+            digest = await self._holdings.disks.run(held.file.directory, hash_range, held.file, *held.span(chunk))
+        finally:
+            self._verifying.pop(key).set()
+        if chunk not in held.unverified:
+            return held.has(chunk)
+        if digest == held.unverified[chunk]:
+            self._holdings.verified(held, chunk)
+            return True
+        self._observer.verify_failed(held.ref)
+        self._holdings.drop_chunk(held, chunk)
+        return False
+
+    # -- ahead of the reader
+
+    def _look_ahead(self, file: OpenFile, run: Run) -> None:
+        held = file.held
+        if held.past:
+            run = msgspec.structs.replace(run, window_bytes=min(run.window_bytes, held.chunk_bytes))
+        object_id = held.ref.object_id
+
+        def known(chunk: int) -> bool:
+            return held.has(chunk) or self._filler.running(object_id, chunk) is not None
+
+        for chunk in plan(run, held.ref.size_bytes, held.chunk_bytes, known):
+            begin, size = held.span(chunk)
+            granted_bytes = self._budget.grant(size, file.ahead_bytes)
+            if granted_bytes < size:
+                self._budget.give_back(granted_bytes)
+                return
+            file.ahead_bytes += granted_bytes
+            self._observer.read_ahead(granted_bytes)
+            self._nursery.start_soon(self._until_done, file, self._filler.start(held, chunk, begin), granted_bytes)
+
+    async def _until_done(self, file: OpenFile, fill: Fill, granted_bytes: int) -> None:
+        try:
+            await fill.done.wait()
+        finally:
+            file.ahead_bytes -= granted_bytes
+            self._budget.give_back(granted_bytes)
+
+    def _consider_promotion(self, held: Held, run: Run) -> None:
+        if held.chunk_count < 2 or held.past:
+            return
+        if self._holdings.room.scarce and run.run_bytes < held.chunk_bytes:
+            return  # somebody else's copy would have to go for a file that may only be looked into
+        present_bytes = held.present_count * held.chunk_bytes
+        if promote_rest(held.ref.size_bytes, present_bytes, run.run_bytes, self._whole_file_bytes):
+            self._promote(held.ref)
