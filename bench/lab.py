@@ -1,0 +1,291 @@
+"""What all rows share: random data on the disk and in a real S3 server, mounts of it, and the checks that keep figures honest.
+
+Native files, server, hot directory and downloads lie on one disk, the one that `--directory` names. What was read is
+compared with the native files after the clock has stopped; a hot row that causes a GET, and a cold one that causes none, are
+faults and not figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from boto3.s3.transfer import TransferConfig
+
+from bench import machine
+from bench.crowd import Broken, run
+from bench.gets import RANGE_BYTES, Store
+from bench.measure import Sampled, Side, Take
+from bench.reader import Job
+from bench.reads import Digest, Forget
+from bench.usage import (
+    GilSampling,
+    Usage,
+    cpu_seconds_of,
+    peak_resident_bytes,
+    pid_of_child,
+    sampler,
+    sampling_gil,
+    settled_usage_of,
+    usage_of,
+)
+from tests.fuse.mount import Mount, is_running
+from tests.servers.process import wait_until
+from tests.servers.weed import Weed
+
+BUCKET = "bench"
+SERVER_PROGRAM = "weed"
+PIECE_BYTES = 4 << 20
+END_SECONDS, LOG_CHARACTERS = 3.0, 2000
+COPIES = 5  # native, server, hot, download, and one to spare
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`hot_reads` and `cold_reads` are 4 KiB reads a take; `first_bytes` is how often the first byte is waited for."""
+
+    big_bytes: int
+    file_bytes: int
+    files_count: int
+    hot_reads_count: int
+    cold_reads_count: int
+    first_bytes_count: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.big_bytes + self.file_bytes * self.files_count
+
+
+FULL = Sizes(512 << 20, 100 << 10, 2000, 10_000, 200, 30)
+QUICK = Sizes(96 << 20, 100 << 10, 200, 1000, 40, 30)  # the large file must be larger than what is always fetched whole (64 MiB)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What jobs took. `usage` is the daemon's, None where none had a part in it."""
+
+    seconds: float
+    count: int
+    readers_seconds: float
+    server_seconds: float
+    usage: Usage | None = None
+
+    def take(self, figure: float, work: float = 0.0) -> Take:
+        return Take(figure, work, self.readers_seconds, self.server_seconds, self.usage)
+
+    def after(self, earlier: Timed) -> Timed:
+        """Both, one after the other; the count is this one's."""
+        assert self.usage is not None
+        assert earlier.usage is not None
+        return Timed(
+            earlier.seconds + self.seconds,
+            self.count,
+            earlier.readers_seconds + self.readers_seconds,
+            earlier.server_seconds + self.server_seconds,
+            earlier.usage + self.usage,
+        )
+
+
+class Lab:
+    def __init__(self, directory: Path, sizes: Sizes, server: Weed) -> None:
+        self.sizes = sizes
+        self.native = directory / "native"
+        self.download = directory / "download"
+        self.store = Store(server.endpoint_url, server.access_key, server.secret_key, BUCKET)
+        self.small_names = [f"small/{number:05d}.bin" for number in range(sizes.files_count)]
+        self.peak_resident_bytes = 0
+        self._directory = directory
+        self._server = server
+        self._digests: dict[tuple[str, ...], str] = {}
+        self._hot: Mount | None = None
+        self._sampling: list[GilSampling] | None = None
+
+    # -- the data
+
+    def fill(self) -> None:
+        """Write the native files and put the same bytes into the bucket."""
+        (self.native / "small").mkdir(parents=True)
+        with (self.native / "big").open("wb") as file:
+            for begin in range(0, self.sizes.big_bytes, PIECE_BYTES):
+                file.write(os.urandom(min(PIECE_BYTES, self.sizes.big_bytes - begin)))
+        self._server.make_bucket(BUCKET)
+        client = self._server.client
+        parts = TransferConfig(multipart_threshold=RANGE_BYTES, multipart_chunksize=RANGE_BYTES, max_concurrency=4)
+        client.upload_file(str(self.native / "big"), BUCKET, "big", Config=parts)
+
+        def put(name: str) -> None:
+            body = os.urandom(self.sizes.file_bytes)
+            (self.native / name).write_bytes(body)
+            self._server.put(BUCKET, name, body)
+
+        with ThreadPoolExecutor(8) as threads:
+            for _ in threads.map(put, self.small_names):
+                pass
+        self._server.close_client()
+
+    def small(self, root: Path) -> list[str]:
+        return [str(root / name) for name in self.small_names]
+
+    # -- mounts
+
+    @contextlib.contextmanager
+    def mounted(self) -> Iterator[Mount]:
+        """A new daemon with an empty hot directory, killed at the end (all it has is thrown away). Raises Broken when it dies."""
+        hot_size = f"{math.ceil((3 * self.sizes.total_bytes + 10**9) / 1e9)}GB"
+        options = ["--endpoint-url", self.store.endpoint_url, "--region", "us-east-1"]
+        with tempfile.TemporaryDirectory(prefix="tc-") as home:  # short: the admin socket lies in it
+            mount = Mount(
+                f"s3://{BUCKET}",
+                Path(home) / "m",
+                options=options,
+                extra=self._server.environment,
+                hot=Path(tempfile.mkdtemp(prefix="hot-", dir=self._directory)),
+                hot_size=hot_size,
+            )
+            try:
+                self._start(mount)
+                os.sync()
+                yield mount
+                self.peak_resident_bytes = max(self.peak_resident_bytes, peak_resident_bytes(mount.pid))
+            except (Broken, OSError, httpx.HTTPError) as error:
+                raise Broken(f"{error or repr(error)}; {_state(mount)}") from error
+            finally:
+                mount.close()
+
+    def _start(self, mount: Mount) -> None:
+        try:
+            mount.start()
+        except RuntimeError as error:
+            raise Broken(f"cannot mount: {error}") from error
+
+    @contextlib.contextmanager
+    def kept_hot(self, mount: Mount) -> Iterator[None]:
+        """`hot` is this mount meanwhile."""
+        self._hot = mount
+        try:
+            yield
+        finally:
+            self._hot = None
+
+    @property
+    def hot(self) -> Mount:
+        assert self._hot is not None, "hot rows are measured on a mount that is hot"
+        return self._hot
+
+    def cold_reads(self, mount: Mount) -> int:
+        """GETs that its daemon has sent so far."""
+        wanted = 'tiercache_requests_total{operation="read",tier="cold"}'
+        return int(mount.metrics().get(wanted, 0.0))
+
+    # -- measuring
+
+    def timed(self, mount: Mount, jobs: Sequence[Job], before: Callable[[], None] = lambda: None) -> Timed:
+        """Do the jobs on the mount. CPU is counted until the daemon is quiet again."""
+        started: list[Usage] = []
+
+        def begin() -> None:
+            before()
+            started.append(usage_of(mount.pid))
+
+        def ended() -> Usage:
+            return settled_usage_of(mount.pid) - started[0]
+
+        if self._sampling is None:
+            return self._timed(jobs, begin, ended)
+        with sampling_gil(mount.pid, self._directory) as sampling:
+            timed = self._timed(jobs, begin, ended)
+        self._sampling.append(sampling)
+        return timed
+
+    def compared(self, jobs: Sequence[Job], before: Callable[[], None] = lambda: None) -> Timed:
+        """Do the jobs of the reference, which no daemon has a part in."""
+        return self._timed(jobs, before, lambda: None)
+
+    def _timed(self, jobs: Sequence[Job], begin: Callable[[], None], ended: Callable[[], Usage | None]) -> Timed:
+        server = pid_of_child(SERVER_PROGRAM)
+        started: list[float] = []
+
+        def before() -> None:
+            begin()
+            started.append(cpu_seconds_of(server))
+
+        crowd = run(jobs, before)
+        usage = ended()
+        return Timed(crowd.seconds, crowd.count, crowd.cpu_seconds, cpu_seconds_of(server) - started[0], usage)
+
+    def sampled(self, side: Side) -> Sampled | None:
+        """One more take, with py-spy attached; None without py-spy."""
+        if sampler() is None:
+            return None
+        self._sampling = []
+        try:
+            take = side(self)
+            complaints = [sampling.complaint for sampling in self._sampling if sampling.held_seconds is None]
+            held_seconds = sum(sampling.held_seconds or 0.0 for sampling in self._sampling)
+        finally:
+            self._sampling = None
+        if complaints or take.usage is None or take.usage.total_seconds <= 0:
+            return Sampled(None, "; ".join(complaints) or "no CPU was used")
+        return Sampled(held_seconds / take.usage.total_seconds)
+
+    def quiet(self) -> None:
+        """No write-back of an earlier take disturbs the next one."""
+        self.download.unlink(missing_ok=True)
+        os.sync()
+
+    def drop_pages(self) -> None:
+        """What is read next comes from the disk, natively and through the mount."""
+        if machine.may_drop_caches():
+            machine.drop_caches()
+            return
+        os.sync()
+        objects = [str(path) for path in (self.hot.hot / "objects").glob("*/*")]
+        ours = [str(root / name) for root in (self.native, self.hot.root) for name in ("big", *self.small_names)]
+        run([Forget(ours + objects)])
+
+    def verify(self, root: Path, names: Sequence[str], size_bytes: int = 0, seed: int = 0, count: int = 0) -> None:
+        """Raises Broken when the bytes below `root` are not those of the native files."""
+        kind = (*names, str(size_bytes), str(seed), str(count))
+        if kind not in self._digests:
+            self._digests[kind] = self._digest(self.native, names, size_bytes, seed, count)
+        if self._digest(root, names, size_bytes, seed, count) != self._digests[kind]:
+            raise Broken(f"wrong bytes in {names[0]}{' or its neighbours' if len(names) > 1 else ''}")
+
+    def _digest(self, root: Path, names: Sequence[str], size_bytes: int, seed: int, count: int) -> str:
+        job = Digest([str(root / name) for name in names], size_bytes, seed, count)
+        return run([job]).outcomes[0].digest
+
+
+def _state(mount: Mount) -> str:
+    """Whether the daemon lives, after a moment in which it can die, and the end of its log."""
+    with contextlib.suppress(TimeoutError):
+        wait_until(lambda: not mount.pid or not is_running(mount.pid), "its end", END_SECONDS)
+    state = "was not there" if not mount.pid else "is alive" if is_running(mount.pid) else "died"
+    return f"the daemon {state}; its log ends: {mount.log_text()[-LOG_CHARACTERS:] or '(empty)'}"
+
+
+def check_room(directory: Path, sizes: Sizes) -> None:
+    """Raises Broken when the disk is too full: the cache would make room and nothing would be measured."""
+    wanted_bytes = COPIES * sizes.total_bytes + machine.total_bytes(directory) // 10
+    if machine.free_bytes(directory) < wanted_bytes:
+        raise Broken(
+            f"{directory} has {machine.free_bytes(directory) / 1e9:.1f} GB free and {wanted_bytes / 1e9:.1f} GB are needed"
+            " (a tenth of the disk stays free); choose another --directory, or --quick"
+        )
+
+
+@contextlib.contextmanager
+def directory_below(parent: Path) -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="tiercache-bench-", dir=parent))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)

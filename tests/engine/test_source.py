@@ -1,0 +1,108 @@
+"""Which tier below the hot one serves, and who has the last word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.engines import MIB, content, dataset_on, engine_on
+from tiercache.core.record import ObjectRef
+from tiercache.engine.source import EXPLORE_EVERY, Source
+from tiercache.errors import BadResponse, HotSick, NotHeld, TierError, Unavailable, VersionChanged
+from tiercache.tiers.faulty import Fault, Faulty, Script
+from tiercache.tiers.memory import MemoryCold
+from tiercache.tiers.tier import MemorySink
+
+DATA = content(1, MIB)
+
+
+class Pair:
+    """A cold store and a replica that hold the same object, and what the source reported."""
+
+    def __init__(self, replica_faults: Script | None = None, cold_faults: Script | None = None) -> None:
+        self.cold = MemoryCold(name="cold")
+        self.replica = MemoryCold(name="replica")
+        self.ref = self.cold.put("a", DATA)
+        self.replica.put("a", DATA)
+        self.served: list[tuple[str, int]] = []
+        self.passed: list[str] = []
+        self.cold_seconds = self.replica_seconds = 0.0
+        dataset = dataset_on(Faulty(self.cold, cold_faults or Script()), replica=Faulty(self.replica, replica_faults or Script()))
+        object.__setattr__(dataset, "cold_cost", lambda length: self.cold_seconds)
+        object.__setattr__(dataset, "replica_cost", lambda length: self.replica_seconds)
+        self.source = Source(dataset, self._served, self._passed)
+
+    def _served(self, dataset: str, tier: str, count: int) -> None:
+        self.served.append((tier, count))
+
+    def _passed(self, dataset: str, tier: str, error: TierError) -> None:
+        self.passed.append(type(error).__name__)
+
+    async def read(self, ref: ObjectRef | None = None) -> tuple[str, bytes]:
+        sink = MemorySink(MIB)
+        tier = await self.source.read(ref or self.ref, 0, MIB, sink, background=False)
+        return tier, bytes(sink.view)
+
+
+async def test_the_replica_serves_while_it_can() -> None:
+    pair = Pair()
+    assert await pair.read() == ("replica", DATA)
+    assert pair.cold.requests["read"] == 0
+    assert pair.served == [("replica", MIB)]
+
+
+@pytest.mark.parametrize(
+    ("error", "passed"),
+    [
+        (NotHeld("not here"), []),
+        (Unavailable("it hangs"), ["Unavailable"]),
+        (BadResponse("nonsense"), ["BadResponse"]),
+        (VersionChanged("of the replica only"), ["VersionChanged"]),
+    ],
+)
+async def test_a_replica_that_fails_falls_through_and_cold_goes_on_where_it_stopped(error: TierError, passed: list[str]) -> None:
+    pair = Pair(Script(Fault("read", after_bytes=100_000, error=lambda: error)))
+    assert await pair.read() == ("cold", DATA)
+    assert pair.served == [("replica", 100_000), ("cold", MIB - 100_000)]
+    assert pair.cold.sent_bytes == MIB - 100_000
+    assert pair.passed == passed
+
+
+async def test_the_cold_store_has_the_last_word() -> None:
+    pair = Pair(Script(Fault("read", error=lambda: NotHeld("not here"))))
+    pair.cold.put("a", content(2, MIB))
+    with pytest.raises(VersionChanged):
+        await pair.read()
+
+
+async def test_a_failure_of_the_cache_disk_is_not_the_replicas() -> None:
+    class SickSink(MemorySink):
+        def advance(self, count: int) -> None:
+            raise HotSick("the cache disk failed")
+
+    pair = Pair()
+    with pytest.raises(HotSick):
+        await pair.source.read(pair.ref, 0, MIB, SickSink(MIB), background=False)
+    assert pair.cold.requests["read"] == 0
+
+
+async def test_a_slower_replica_is_tried_now_and_then() -> None:
+    pair = Pair()
+    pair.cold_seconds, pair.replica_seconds = 0.1, 0.2
+    for _ in range(2 * EXPLORE_EVERY):
+        assert (await pair.read())[1] == DATA
+    assert pair.replica.requests["read"] == 2
+
+
+async def test_a_replica_that_dies_half_way_does_not_show_in_what_is_read(tmp_path: Path) -> None:
+    cold, replica = MemoryCold(name="cold"), MemoryCold(name="replica")
+    data = content(3, 3 * MIB)
+    cold.put("a", data)
+    replica.put("a", data)
+    faults = Script(*(Fault("read", after_bytes=70_000 * n, error=lambda: Unavailable("gone")) for n in range(20)))
+    async with engine_on(tmp_path, cold, replica=Faulty(replica, faults)) as mount:
+        assert await mount.cat("a") == data
+        await mount.settled()
+        assert await mount.cat("a") == data
+        assert cold.sent_bytes + replica.sent_bytes == len(data)
