@@ -79,7 +79,13 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("unreachable_keys", _G, "", "Keys known that no POSIX path can name", ("dataset",)),
     # filling and the hot tier
     Definition("fills", _C, "", "Chunks committed to the hot tier, by the tier that they came from", ("tier",)),
-    Definition("fill_bytes", _C, "bytes", "Bytes written to the hot tier, by the tier that they came from", ("dataset", "tier")),
+    Definition(
+        "fill_bytes",
+        _C,
+        "bytes",
+        "Bytes fetched from below the hot tier, kept or not, by the tier that they came from",
+        ("dataset", "tier"),
+    ),
     Definition("fill_failures", _C, "", "Chunk fills that were given up", ("tier", "error")),
     Definition(
         "streamed_bytes",
