@@ -2,8 +2,8 @@
 
 Start: FUSE and mount point, sources, cache directories (each a check that can refuse, and nothing is mounted before
 all have passed), index, engine, admin socket, mount. Stop: unmount, so that no request comes any more; cancel what runs; sync
-what was written; only then does the index get its clean mark. Whatever ends the daemon (a signal, `umount` by anybody,
-a bug) goes through the same stop.
+what was written; only then does the index get its clean mark. A signal and `umount` by anybody go through the same stop. After a
+bug the mount point is left behind, dead: programs see ENOTCONN, which nobody takes for an empty dataset; the next `mount` heals it.
 """
 
 from __future__ import annotations
@@ -158,21 +158,22 @@ class Daemon:
             serve = partial(serve_admin, socket_path=socket, http=self._config.admin.http, group=self._config.admin.group)
             await nursery.start(serve, answers)
             await trio.to_thread.run_sync(session.mount)
-            try:
-                nursery.start_soon(self._stop_on_signal)
-                nursery.start_soon(self._hot.index.watch)
-                async with trio.open_nursery() as serving:
-                    serving.start_soon(session.serve)
+            nursery.start_soon(self._hot.index.watch)
+            async with trio.open_nursery() as serving:
+                nursery.start_soon(self._stop_on_signal, serving.cancel_scope)
+                serving.start_soon(session.serve)
+                try:
                     await trio.to_thread.run_sync(os.statvfs, self._point)
                     await engine.index.prune()
                     engine.start()
                     await self._pin_configured(engine)
-                    report(StartReport(ready=answers.status()))
-                    notify("READY=1")
-                    log.info("mounted", mountpoint=self._point, hot=self._hot.paths, notices=self._hot.notices)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await self._leave_nothing_mounted()
+                except BaseException:
+                    with trio.CancelScope(shield=True):
+                        await self._leave_nothing_mounted()
+                    raise
+                report(StartReport(ready=answers.status()))
+                notify("READY=1")
+                log.info("mounted", mountpoint=self._point, hot=self._hot.paths, notices=self._hot.notices)
             notify("STOPPING=1")
             nursery.cancel_scope.cancel()
 
@@ -226,8 +227,8 @@ class Daemon:
         if wanted:
             await engine.pinning.add(wanted)
 
-    async def _stop_on_signal(self) -> None:
-        """The first signal unmounts, even if files are open (their next read fails): a supervisor waits for us."""
+    async def _stop_on_signal(self, serving: trio.CancelScope) -> None:
+        """A signal ends the mount even if files are open, because a supervisor waits for us: their next read fails then."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
                 notify("STOPPING=1")
@@ -236,6 +237,7 @@ class Daemon:
                 except SetupError as error:
                     log.warning("busy_mount_is_detached", mountpoint=self._point, error=error.line)
                     await trio.to_thread.run_sync(partial(unmount, self._point, lazy=True))
+                    serving.cancel()
 
     async def _unmount(self) -> None:
         """Raises SetupError, with nothing changed, when it is busy."""

@@ -574,14 +574,8 @@ async def test_case_5_a_failed_listing_drops_no_name(world: World) -> None:
     names = world.mount()
     await names_of(await names.open_directory(ROOT_INODE))
     world.now += TTL_SECONDS
-    world.late.holding = True
-    stream = await names.open_directory(ROOT_INODE)
-    await wait_all_tasks_blocked()
     world.script.left += failing("list", out_of_order, 1)
-    world.late.holding = False
-    world.late.waiting[0].set()
-    with pytest.raises(Unavailable):
-        await names_of(stream)
+    assert len(await names_of(await names.open_directory(ROOT_INODE))) == 1500, "what was known is believed"
     assert len(world.index.names(ROOT_INODE, b"", 2000)) == 1500
 
 

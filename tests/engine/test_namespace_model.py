@@ -17,7 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 from tiercache.core.naming import decode, encode, fault
 from tiercache.core.record import ROOT_INODE, Entry, Kind, Page
 from tiercache.engine.dataset import Dataset
-from tiercache.engine.namespace import Namespace
+from tiercache.engine.namespace import STALE_SECONDS, Namespace
 from tiercache.errors import NotFound, Unavailable
 from tiercache.index.memory import MemoryIndex
 from tiercache.tiers.memory import MemoryCold
@@ -104,17 +104,28 @@ steps = st.one_of(step_kinds)
 
 
 class Pages(MemoryCold):
-    """A store with small pages, which fails when it is told to."""
+    """A store with small pages, which fails when it is told to.
+
+    `failed`: a request failed, and none that came after it was answered; what was known may be believed meanwhile.
+    """
 
     page_names = 3
     fails_after = -1
+    failed = False
+    answered = False
 
     async def list(self, prefix: str, *, delimiter: bool = True, token: str = "", limit: int = MAX_PAGE) -> Page:
         page = await super().list(prefix, delimiter=delimiter, token=token, limit=min(limit, self.page_names))
         self.fails_after -= 1
         if self.fails_after == -1:
+            self.failed, self.answered = True, False
             raise Unavailable("told to fail")
+        self.answered = self.failed
         return page
+
+    def end_of_step(self) -> None:
+        if self.answered:
+            self.failed = self.answered = False
 
 
 def meaning(state: dict[str, str], prefix: str, name: str) -> str:
@@ -189,6 +200,7 @@ class Run:
             case _:
                 await self.ask(step)
         await wait_all_tasks_blocked()
+        self.store.end_of_step()
 
     async def ask(self, step: Step) -> None:
         try:
@@ -222,7 +234,7 @@ class Run:
                 entry, seconds = None, 0.0
             self.judge(prefix, name, entry)
             assert self.store.requests["list"] - before <= 2 + 1, "two requests, and a page that lookups had paid for"
-            assert 0 <= seconds <= self.ttl
+            assert 0 <= seconds <= (max(self.ttl, STALE_SECONDS) if self.store.failed else self.ttl)
             if entry is not None:
                 assert self.names.entry(entry.inode) == entry
                 assert await self.names.is_current(entry)
@@ -231,7 +243,8 @@ class Run:
 
     def judge(self, prefix: str, name: str, entry: Entry | None) -> None:
         said = ABSENT if entry is None else entry.version or DIRECTORY
-        assert said in self.history.allowed(self.now, self.ttl, prefix, name), (prefix, name)
+        ttl = float("inf") if self.store.failed else self.ttl
+        assert said in self.history.allowed(self.now, ttl, prefix, name), (prefix, name)
 
     async def list_directory(self, directory: Entry) -> None:
         found: dict[str, Entry] = {}
@@ -246,7 +259,8 @@ class Run:
         except NotFound:
             assert directory.inode != ROOT_INODE
             parent, _, name = directory.key.removesuffix("/").rpartition("/")
-            self.judge(f"{parent}/" if parent else "", name, None)
+            allowed = self.history.allowed(self.now, self.ttl, f"{parent}/" if parent else "", name)
+            assert allowed - {DIRECTORY}, "it was a directory all the time"
             return
         assert set(found) <= set(NAMES), "a name that POSIX does not have"
         for name in NAMES:

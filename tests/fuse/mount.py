@@ -120,10 +120,12 @@ class Mount:
         self.log = home / "log"
         self.socket = home / "s"
         self.pid = 0
+        self.more_datasets: list[dict[str, object]] = []
         self._options = list(options)
         self._hot_size = hot_size
         self._settings = settings
         self._serving: subprocess.Popen[bytes] | None = None
+        self._theirs: Path | None = None
         home.mkdir(exist_ok=True)
         self.point.mkdir()
         self.env = environment(home, {"TIERCACHE_SOCKET": str(self.socket), **(extra or {})})
@@ -156,8 +158,6 @@ class Mount:
             self._theirs = Path(log)
         return ran
 
-    _theirs: Path | None = None
-
     def _serve(self, settings: Settings) -> dict[str, Any]:
         tables: dict[str, dict[str, object]] = {
             "mount": {"point": str(self.point)},
@@ -168,7 +168,8 @@ class Mount:
         for name in {**tables, **settings}:
             if name != "dataset":
                 text += _table(f"[{name}]", {**tables.get(name, {}), **settings.get(name, {})})
-        text += _table("[[datasets]]", {"name": "data", "cold": self.source, **settings.get("dataset", {})})
+        for dataset in ({"name": "data", "cold": self.source, **settings.get("dataset", {})}, *self.more_datasets):
+            text += _table("[[datasets]]", dataset)
         config = self.home / "tiercache.toml"
         config.write_text(text)
         with self.log.open("ab") as log:
@@ -212,6 +213,13 @@ class Mount:
     def remount(self) -> dict[str, Any]:
         self.umount()
         return self.start()
+
+    def exit_code(self) -> int:
+        """Of a daemon that was served, once it has ended."""
+        assert self._serving is not None
+        code = self._serving.wait(COMMAND_SECONDS)
+        self._await_end()
+        return code
 
     def _await_end(self) -> None:
         if self._serving is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from tests.fuse.bucket import Bucket
 from tests.fuse.mount import Mount, Mounting, difference
+from tests.servers.process import wait_until
 from tests.servers.proxy import Proxy, Seen
 
 MIB = 1 << 20
@@ -21,7 +23,7 @@ SETTINGS = {"hot": {"chunk_size": "1MiB"}}
 def fill(directory: Path) -> int:
     directory.mkdir()
     rng = random.Random(9)
-    sizes = [3 * MIB + 17, 100_000, 1, 0, 9 * MIB] * 6 + [40 * MIB]
+    sizes = [3 * MIB + 17, 100_000, 1, 0, 4 * MIB] * 4 + [16 * MIB]
     for number, size in enumerate(sizes):
         (directory / f"file-{number:03d}").write_bytes(rng.randbytes(size))
     return sum(sizes)
@@ -104,6 +106,8 @@ def test_case_08_a_large_leftover_cache_neither_delays_the_mount_nor_is_thrown_a
         (source / f"{number:05d}").write_bytes(number.to_bytes(4, "big") * 300)
     mount = mounting(f"file://{source}")
     assert difference(source, mount.root) == ""
+    paths = list(mount.root.iterdir())
+    wait_until(lambda: all(os.getxattr(path, "user.tiercache.residency") == b"hot,cold" for path in paths), "all commits")
     mount.kill()
     ran = mount.mount()
     assert ran.code == 0, ran.err

@@ -38,6 +38,11 @@ def noise(page: int) -> Callable[[Path], None]:
     return damage
 
 
+def both_roots(index: Path) -> None:
+    for page in (0, 1):
+        noise(page)(index)
+
+
 def foreign(index: Path) -> None:
     (index / "data.mdb").write_bytes(b"this is not an index\n" * 1000)
 
@@ -47,14 +52,13 @@ TELLING: dict[str, Callable[[Path], None]] = {
     "truncated-to-a-byte": truncate(lambda _: 1),
     "emptied": truncate(lambda _: 0),
     "deleted": lambda index: (index / "data.mdb").unlink(),
-    "both-roots-noise": lambda index: (noise(0)(index), noise(1)(index)) and None,
+    "both-roots-noise": both_roots,
     "foreign": foreign,
 }
 QUIET: dict[str, Callable[[Path], None]] = {
-    **{f"noise-in-page-{page}": noise(page) for page in (0, 1, 2, 3, 5, 8, 13, -1, -2, -5)},
+    **{f"noise-in-page-{page}": noise(page) for page in (0, 2, 3, 7, -1)},
     "without-its-directory": shutil.rmtree,
-    "log-emptied": lambda index: os.truncate(index / "objects.log", 0),
-    "log-noise": lambda index: (index / "objects.log").write_bytes(random.Random(1).randbytes(5000)) and None,
+    "log-truncated": lambda index: os.truncate(index / "objects.log", 777),
 }
 """A page may be free, or one of two roots: then there is nothing to tell. What is served must be right all the same."""
 
@@ -67,7 +71,7 @@ def filled(bucket: Bucket, proxy: Proxy, mounting: Mounting, tmp_path: Path) -> 
         place = source / f"dir-{number % 4}"
         place.mkdir(parents=True, exist_ok=True)
         (place / f"file-{number:03d}").write_bytes(rng.randbytes(rng.choice([0, 1, 5000, 300_000])))
-    (source / "large").write_bytes(rng.randbytes(17 << 20))
+    (source / "large").write_bytes(rng.randbytes(9 << 20))
     bucket.upload(source)
     mount = mounting(bucket, via=proxy)
     assert difference(source, mount.root) == ""
@@ -82,20 +86,19 @@ def damaged(mount: Mount, damage: Callable[[Path], None]) -> list[str]:
     return notices
 
 
-@pytest.mark.parametrize("how", TELLING)
-def test_a_lost_index_is_rebuilt_and_the_hot_files_are_found_again(filled: tuple[Mount, Path], proxy: Proxy, how: str) -> None:
+def test_a_lost_index_is_rebuilt_and_the_hot_files_are_found_again(filled: tuple[Mount, Path], proxy: Proxy) -> None:
+    """One loss after the other on the same cache: each mount starts from what the one before has made of it."""
     mount, source = filled
-    notices = damaged(mount, TELLING[how])
-    assert any("index" in notice and "rebuilt" in notice for notice in notices), notices
-    assert "61 objects" in " ".join(notices) or "recovered" in " ".join(notices)
-    with proxy.recording() as seen:
-        assert difference(source, mount.root) == ""
-    assert seen.object_bytes == 0, "the sidecar log knows what is hot"
+    for how, damage in TELLING.items():
+        notices = damaged(mount, damage)
+        assert any("index" in notice and "rebuilt" in notice for notice in notices), (how, notices)
+        with proxy.recording() as seen:
+            assert difference(source, mount.root) == "", how
+        assert seen.object_bytes == 0, f"{how}: the sidecar log knows what is hot"
 
 
 def test_no_damage_of_the_index_leads_to_a_wrong_byte(filled: tuple[Mount, Path]) -> None:
-    """All of them in a row, on the same cache: each mount starts from what the one before has made of it."""
     mount, source = filled
-    for damage in QUIET.values():
+    for how, damage in QUIET.items():
         damaged(mount, damage)
-        assert difference(source, mount.root) == ""
+        assert difference(source, mount.root) == "", how

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.reference.homes import DiskHome, MakeHome, MemoryHome
 from tests.reference.model import CAPACITY_BYTES, Model
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 
 STEPS = 80
 SOAK_STEPS = 400
+HANGS_SECONDS = 15.0
 
 
 @pytest.fixture
@@ -32,7 +34,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 async def play(make: MakeHome, disk: Path, monkeypatch: pytest.MonkeyPatch, seed: int, steps_count: int) -> None:
     model = Model(make(disk, CAPACITY_BYTES, monkeypatch), disk, seed)
     try:
-        await model.run(steps_count)
+        with trio.fail_after(HANGS_SECONDS):
+            await model.run(steps_count)
     except BaseException:
         log.error("seed %d:\n  %s", seed, "\n  ".join(model.steps))
         raise

@@ -60,7 +60,7 @@ class Tiers(msgspec.Struct, frozen=True):
 class DatasetStatus(msgspec.Struct, frozen=True):
     """`reads` and `read_bytes` count by the tier that gave the bytes ('hot', 'replica', 'cold') since the daemon started.
 
-    `hits_ratio` is the part of the reads that hot answered, None before the first read.
+    `hits_ratio` is the part of the opens that found the whole file hot, None before the first open.
     `unreachable_count` keys have no POSIX name, as far as directories were listed.
     """
 

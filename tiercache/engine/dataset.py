@@ -21,7 +21,8 @@ class Dataset:
     """`prefix` is '' or ends with '/': keys of the cold store begin with it, paths under the mount do not.
 
     `background` is the same cold store at a lower priority: what nobody waits for is fetched there.
-    `trouble()` says what the cold store's last requests failed with ('' when the last one did not). `metadata_ttl_seconds` is `math.inf` for an immutable dataset.
+    `trouble()` says what the cold store's last request failed with ('' when it did not).
+    `metadata_ttl_seconds` is `math.inf` for an immutable dataset.
     """
 
     name: str

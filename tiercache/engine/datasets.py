@@ -17,11 +17,11 @@ import structlog
 import trio
 
 from tiercache.config import ColdSettings, Config, DatasetSettings
+from tiercache.config.location import DirectoryLocation, S3Location
 from tiercache.core.backoff import Backoff
 from tiercache.engine.dataset import Dataset
 from tiercache.errors import NotFound, SetupError, TierError, VersionChanged
 from tiercache.metrics.tally import Tally
-from tiercache.config.location import DirectoryLocation, S3Location
 from tiercache.tiers.cold.dial import Timeouts
 from tiercache.tiers.cold.directory import Directory
 from tiercache.tiers.cold.endpoint import Endpoint

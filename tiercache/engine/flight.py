@@ -27,7 +27,8 @@ V = TypeVar("V")
 
 
 class _Flight(Generic[V]):
-    def __init__(self) -> None:
+    def __init__(self, era: int) -> None:
+        self.era = era
         self.landed = trio.Event()
         self.values: list[V] = []
         self.error: TiercacheError = Unavailable("the daemon is stopping")
@@ -37,17 +38,25 @@ class Flights(Generic[K, V]):
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._running: dict[K, _Flight[V]] = {}
+        self._era = 0
 
     async def join(self, key: K, work: Callable[[], Awaitable[V]]) -> V:
         """The result of the work in flight for `key`, which is started if there is none. Raises what it raised."""
         flight = self._running.get(key)
+        while flight is not None and flight.era < self._era:
+            await flight.landed.wait()
+            flight = self._running.get(key)
         if flight is None:
-            flight = self._running[key] = _Flight()
+            flight = self._running[key] = _Flight(self._era)
             self._nursery.start_soon(self._fly, key, work, flight)
         await flight.landed.wait()
         if not flight.values:
             raise copy.copy(flight.error) from flight.error
         return flight.values[0]
+
+    def close_boarding(self) -> None:
+        """Nobody joins any more what is in flight now: what it will bring may be too old for those who come."""
+        self._era += 1
 
     async def anew(self, key: K, work: Callable[[], Awaitable[V]]) -> V:
         """Like `join`, but with work that was started after this call."""

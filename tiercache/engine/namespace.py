@@ -37,6 +37,7 @@ from tiercache.engine.dataset import Dataset
 from tiercache.engine.flight import Flights
 from tiercache.engine.listing import DirectoryStream, FixedStream, ListedStream, Listing, Listings, RememberedStream
 from tiercache.engine.names import NameChange, Names, Place
+from tiercache.engine.outage import Outages
 from tiercache.engine.recorder import BATCH, Means, Recorder
 from tiercache.engine.refreshing import Refreshed, Refreshing
 from tiercache.engine.walk import Walk, WalkedFile
@@ -44,6 +45,7 @@ from tiercache.errors import NotFound, VersionChanged
 from tiercache.index.index import DropDirectory, DropEntry, Index, PutEntry
 
 LOOKUP_LIMIT = 16
+STALE_SECONDS = 1.0  # for so long the kernel may believe a name that could not be asked for (`engine/outage`)
 MAX_DENIED = 4096  # negative answers remembered, so that a refresh can take them back from the kernel
 
 __all__ = ["DirectoryStream", "NameNotFound", "Namespace", "Refreshed"]
@@ -86,6 +88,7 @@ class Namespace:
         self._preparing: Flights[Inode, bool] = Flights(nursery)
         self._prepared = False
         self._listings = Listings(self._names, self._recorder, clock, nursery, exists=self.revalidate, ended=self._listing_ended)
+        self._outages = Outages(nursery)
         self._denied: OrderedDict[tuple[Inode, bytes], None] = OrderedDict()
         self._unreachable: dict[str, dict[Inode, int]] = {dataset.name: {} for dataset in datasets}
         self._single = single
@@ -184,8 +187,12 @@ class Namespace:
             return known, kernel_seconds(remaining)
         if link is None and (remaining := self._listed_remaining(place)) > 0:
             raise self._absent(place, name, min(self._negative_ttl_seconds, remaining))
-        entry = await self._flights.join((parent, name), partial(self._ask, place, name))
-        return entry, self.ttl_seconds(entry)
+        ask = partial(self._flights.join, (parent, name), partial(self._ask, place, name))
+        entry = await ask() if known is None else await self._outages.renewed(place.dataset.name, ask)
+        if entry is not None:
+            return entry, self.ttl_seconds(entry)
+        assert known is not None
+        return known, STALE_SECONDS
 
     async def revalidate(self, entry: Entry) -> Entry:
         """What the entry's name leads to now, by a request that starts now. Raises like `lookup`."""
@@ -246,7 +253,10 @@ class Namespace:
         if state is not None and self._listed_remaining(place) > 0:
             self._count_unreachable(place, state.unreachable_count)
             return RememberedStream(self._names, inode)
-        return ListedStream(self._listings.demand(place), self._names)
+        listing = self._listings.demand(place)
+        if state is not None and await self._outages.renewed(place.dataset.name, partial(listing.beyond, 0)) is None:
+            return RememberedStream(self._names, inode)
+        return ListedStream(listing, self._names)
 
     def _listing_ended(self, listing: Listing) -> None:
         self._count_unreachable(listing.place, listing.level.unreachable_count)
@@ -280,6 +290,8 @@ class Namespace:
         and was not known before either.
         """
         await self._ready()
+        self._flights.close_boarding()
+        self._recorder.doubt()
         run = Refreshing(self._names, self._recorder, self._listings, self._place, self._anew, self._denied)
         return await run.refresh(self._dataset_entry(dataset), components(path))
 

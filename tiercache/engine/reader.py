@@ -20,7 +20,7 @@ answered with VersionChanged, on which the kernel looks the name up again and op
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -43,12 +43,16 @@ from tiercache.tiers.tier import MemorySink
 log = structlog.get_logger()
 
 CONFIRM_SECONDS = 1.0
+CONFIRM_WAIT_SECONDS = 2.0
+REFUSAL_SECONDS = 1.0
+"""For so long after a read of a file waited in vain, its next one fails at once: the kernel repeats a failed read-ahead page
+by page, and each repetition would wait for the whole deadline again."""
 
 
 class Observer(Protocol):
     """What the reader reports; the daemon connects it to the metrics."""
 
-    def opened(self, dataset: str) -> None: ...
+    def opened(self, dataset: str, is_hit: bool) -> None: ...
 
     def read_done(self, dataset: str, tier: str, count: int, seconds: float) -> None: ...
 
@@ -67,7 +71,14 @@ class OpenFile:
         self.held = held
         self.opens = 0
         self.ahead_bytes = 0
+        self.refusal: Unavailable | None = None
+        self.refused_until = 0.0
         self.streams = Streams(max_window_bytes=max_window_bytes)
+
+    def refuse_in_vain(self, now: float, chunks: Iterable[int]) -> None:
+        """Raises what the last read failed with, if that was a moment ago and this one needs bytes from below too."""
+        if self.refusal is not None and now < self.refused_until and not all(self.held.has(chunk) for chunk in chunks):
+            raise self.refusal
 
 
 class Reader:
@@ -108,6 +119,7 @@ class Reader:
         if entry is None or not await self._namespace.is_current(entry):
             raise VersionChanged(f"inode {inode} is not the present version")
         held = await self._holdings.acquire(entry.ref)
+        is_hit = held.complete
         try:
             if not held.complete:  # also when others have it open: they may hold a version that is gone
                 await self._confirm(entry, held)
@@ -121,7 +133,7 @@ class Reader:
             self._holdings.release(held)
         file.opens += 1
         self._holdings.touch(held)
-        self._observer.opened(entry.dataset)
+        self._observer.opened(entry.dataset, is_hit)
 
     def release(self, inode: Inode) -> None:
         file = self._opened.get(inode)
@@ -147,9 +159,13 @@ class Reader:
                 if fill.error is not None:
                     raise fill.error
             elif self._namespace.age_seconds(entry) > CONFIRM_SECONDS:
+                now = None
                 try:
-                    now = await self._namespace.revalidate(entry)
+                    with trio.move_on_after(CONFIRM_WAIT_SECONDS):
+                        now = await self._namespace.revalidate(entry)
                 except Unavailable:
+                    now = None
+                if now is None:
                     return  # what is hot of it can still be read; what is not will say so
                 if now.inode != entry.inode:
                     raise VersionChanged(f"{entry.key} was overwritten")
@@ -189,12 +205,18 @@ class Reader:
         if data is not None:
             tier = held.origin(offset // held.chunk_bytes)
         else:
+            file.refuse_in_vain(began, chunks_of(offset, length, held.chunk_bytes))
             run = file.streams.observe(offset, length)
             try:
                 data, tier = await self._assemble(held, run, offset, length)
             except (VersionChanged, NotFound) as error:
                 await self._notice_change(file.entry)
                 raise VersionChanged(str(error)) from error
+            except Unavailable as error:
+                now = time.perf_counter()
+                if error is not file.refusal and now - began > REFUSAL_SECONDS:
+                    file.refusal, file.refused_until = error, now + REFUSAL_SECONDS
+                raise
             if not held.complete:
                 self._look_ahead(file, run)
         self._observer.read_done(file.entry.dataset, tier, len(data), time.perf_counter() - began)

@@ -35,6 +35,7 @@ from typing import TypeVar
 import msgspec
 import trio
 
+from tiercache.core.freshness import NEVER_SECONDS
 from tiercache.core.naming import DirectoryName, FileName, Level, Named, decode
 from tiercache.core.record import DirectoryState, Entry, Inode, Kind, ObjectId, inode_number, object_id
 from tiercache.engine.dataset import Dataset
@@ -81,6 +82,7 @@ class Recorder:
         self._pending: dict[tuple[Inode, bytes], trio.Event] = {}
         self._listed_by: OrderedDict[Inode, int] = OrderedDict()
         self._paged_by: OrderedDict[Inode, int] = OrderedDict()
+        self._doubted = 0
         self._asking: set[tuple[Inode, bytes]] = set()
         self._dead: OrderedDict[Inode, None] = OrderedDict()
 
@@ -161,7 +163,7 @@ class Recorder:
                 puts.clear()
             for entry, _ in puts:
                 if entry.kind is Kind.DIRECTORY and self._names.link(place.inode, entry.name) is None:
-                    await self._bury(entry.inode)
+                    await self._bury(entry.inode, ticket)
             await self._put(place, puts, recorded, ticket, checked_seconds)
         finally:
             for entry in recorded.entries:
@@ -205,7 +207,7 @@ class Recorder:
                 recorded.replaced.append(entry.name)
                 if former.kind is Kind.DIRECTORY:
                     changes.append(DropDirectory(former.inode))
-            changes.append(PutEntry(entry, checked_seconds))
+            changes.append(PutEntry(entry, checked_seconds if ticket > self._doubted else NEVER_SECONDS))
         await self._commit(changes, ticket)
         await self._settled(place.inode, newer)
 
@@ -246,14 +248,14 @@ class Recorder:
         await self._names.commit([PutDirectory(place.inode, state)])
         return dropped
 
-    async def _bury(self, directory: Inode) -> None:
+    async def _bury(self, directory: Inode, ticket: int) -> None:
         """A directory is about to appear (again): what was known in it stems from its former life."""
         while batch := self._names.names(directory, b"", BATCH):
             known = [entry for name in batch if (entry := self._names.child(directory, name)) is not None]
             if not known:
                 return
             changes = [change for entry in known for change in _drop(entry)]
-            await self._commit([DropDirectory(directory), *changes], self.ticket())
+            await self._commit([DropDirectory(directory), *changes], ticket)
 
     def is_dead(self, directory: Inode) -> bool:
         """Whether the directory, or one above it, has gone and not come back: what is known in it proves nothing."""
@@ -278,14 +280,20 @@ class Recorder:
                         if len(self._dead) > MAX_REMEMBERED:
                             self._dead.popitem(last=False)
 
-    async def expire(self, place: Place, checked_seconds: float) -> list[Entry]:
-        """Give all known names of a directory another time of confirmation; the entries."""
+    def doubt(self) -> None:
+        """From now on no answer to a request of before now confirms anything."""
+        self._doubted = self.ticket()
+
+    async def expire(self, place: Place) -> list[Entry]:
+        """All known names of a directory must be asked for again; the entries. Call `doubt` before."""
+        await self._settled(place.inode, [name for parent, name in self._pending if parent == place.inode])
         expired: list[Entry] = []
         after = b""
         while batch := self._names.names(place.inode, after, BATCH):
             after = batch[-1]
-            known = [entry for name in batch if (entry := self._names.child(place.inode, name)) is not None]
-            await self._names.commit([PutEntry(entry, checked_seconds) for entry in known])
+            still = [name for name in batch if (place.inode, name) not in self._pending]
+            known = [entry for name in still if (entry := self._names.child(place.inode, name)) is not None]
+            await self._names.commit([PutEntry(entry, NEVER_SECONDS) for entry in known])
             expired.extend(known)
         return expired
 

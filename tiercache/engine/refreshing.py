@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 
 import msgspec
 
-from tiercache.core.freshness import NEVER_SECONDS
 from tiercache.core.record import Entry, Inode, Kind
 from tiercache.engine.listing import Listing, Listings
 from tiercache.engine.names import Names, Place
@@ -101,7 +100,7 @@ class Refreshing:
                     running.append((await self._listings.anew(place), listed_before))
                 else:
                     self._listings.distrust(place.inode)
-                    expired = await self._recorder.expire(place, NEVER_SECONDS)
+                    expired = await self._recorder.expire(place)
                     self._stale += [(place.inode, entry.name) for entry in expired]
             for listing, listed_before in running:
                 await self._take(listing, listed_before)

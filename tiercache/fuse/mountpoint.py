@@ -219,7 +219,7 @@ def prepare_mount_point(path: str) -> MountPoint:
     except FileNotFoundError as error:
         raise SetupError(f"mount point {point} does not exist", hint=f"run: mkdir -p {point}") from error
     except OSError as error:
-        raise SetupError(f"mount point {point}: {error.strerror}", hint="choose a directory that you may enter") from error
+        raise SetupError(f"mount point {point}: {error.strerror}", hint="choose an empty directory that you may enter") from error
     return MountPoint(resolved, healed)
 
 

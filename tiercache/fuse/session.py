@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import pyfuse3
 import trio
@@ -39,12 +40,15 @@ class Session:
             ) from error
 
     async def serve(self) -> None:
-        """Answer requests until the filesystem is unmounted."""
+        """Answer requests until the filesystem is unmounted. When cancelled, let go of the kernel: open files fail from then on.
+
+        Whether the mount point goes as well is not decided here.
+        """
         try:
             await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(pyfuse3.close)
+                await trio.to_thread.run_sync(partial(pyfuse3.close, unmount=False))
 
     def forget_names(self, names: Iterable[tuple[Inode, bytes]]) -> None:
         """Let the kernel look these names up again. Returns at once: a thread of pyfuse3's tells the kernel."""

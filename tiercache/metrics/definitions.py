@@ -73,9 +73,8 @@ DEFINITIONS: tuple[Definition, ...] = (
     ),
     Definition("operation_seconds", _H, "seconds", "Time to answer a request of the kernel", ("operation",)),
     Definition("errors", _C, "", "Requests of the kernel answered with an error", ("operation", "errno")),
-    Definition("hits", _C, "", "Reads answered from the hot tier alone", ("dataset",)),
-    Definition("misses", _C, "", "Reads that needed bytes from below the hot tier", ("dataset",)),
-    Definition("listings", _C, "", "Directory listings completed", ("dataset",)),
+    Definition("hits", _C, "", "Opens of files that were whole in the hot tier", ("dataset",)),
+    Definition("misses", _C, "", "Opens of files of which the hot tier lacked something", ("dataset",)),
     Definition("unreachable_keys", _G, "", "Keys known that no POSIX path can name", ("dataset",)),
     # filling and the hot tier
     Definition("fills", _C, "", "Chunks committed to the hot tier, by the tier that they came from", ("tier",)),
@@ -110,7 +109,6 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("retries", _C, "", "Requests to a tier that were tried again", ("tier", "operation")),
     Definition("replica_ignored", _C, "", "Times that a replica's file was not used", ("reason",)),
     # the daemon itself
-    Definition("index_commits", _C, "", "Transactions of the index", (), _EXPERIMENTAL),
     Definition("index_rebuilt", _C, "", "Times that a damaged index was set aside and rebuilt"),
     Definition("loop_delay_seconds", _H, "seconds", "How late the event loop woke for a timer", (), _EXPERIMENTAL),
     Definition("build_info", _G, "", "Always 1; the labels tell what runs", ("version", "python")),
@@ -134,7 +132,6 @@ class Metrics:
         self.errors = self._counter("errors")
         self.hits = self._counter("hits")
         self.misses = self._counter("misses")
-        self.listings = self._counter("listings")
         self.unreachable_keys = self._gauge("unreachable_keys")
 
         self.fills = self._counter("fills")
@@ -157,7 +154,6 @@ class Metrics:
         self.retries = self._counter("retries")
         self.replica_ignored = self._counter("replica_ignored")
 
-        self.index_commits = self._counter("index_commits")
         self.index_rebuilt = self._counter("index_rebuilt")
         self.loop_delay_seconds = self._histogram("loop_delay_seconds")
         self.build_info = self._gauge("build_info")

@@ -12,7 +12,7 @@ from functools import cache
 from prometheus_client import Counter, Histogram
 
 from tiercache.core.record import ObjectRef
-from tiercache.errors import TiercacheError
+from tiercache.errors import TiercacheError, TierError
 from tiercache.metrics.definitions import Metrics
 
 
@@ -26,14 +26,14 @@ class Tally:
 
     # -- reads
 
-    def opened(self, dataset: str) -> None:
+    def opened(self, dataset: str, is_hit: bool) -> None:
         self._counter(self.metrics.opens, dataset).inc()
+        self._counter(self.metrics.hits if is_hit else self.metrics.misses, dataset).inc()
 
     def read_done(self, dataset: str, tier: str, count: int, seconds: float) -> None:
         metrics = self.metrics
         self._counter(metrics.reads, dataset, tier).inc()
         self._counter(metrics.read_bytes, dataset, tier).inc(count)
-        self._counter(metrics.hits if tier == "hot" else metrics.misses, dataset).inc()
         self._histogram(metrics.read_seconds, tier).observe(seconds)
 
     def streamed(self, dataset: str, reason: str, count: int) -> None:
@@ -73,7 +73,7 @@ class Tally:
     ) -> None:
         self._counter(self.metrics.requests, tier, operation).inc()
         self._histogram(self.metrics.request_seconds, tier, operation).observe(seconds)
-        if error is not None:
+        if error is not None and issubclass(error, TierError):  # not the sink's errors, nor a reader that left
             self._counter(self.metrics.request_errors, tier, operation, error.__name__).inc()
 
     def retried(self, tier: str, operation: str) -> None:

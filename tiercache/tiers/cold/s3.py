@@ -38,12 +38,13 @@ from tiercache.tiers.tier import MAX_PAGE, Sink
 MAX_IDLE = 64  # connections kept open between requests, if the limiter allows as many
 MAX_KEY_BYTES = 1024  # S3's limit: a longer key cannot exist
 MAX_LISTING_BYTES = 16 << 20  # 1,000 keys of 1,024 bytes, each byte percent-encoded, are 4 MiB
-PROBE_SECONDS = 5.0
+PROBE_SECONDS = 3.5  # the whole `mount` command has failed after five, start of two interpreters included
 PROBE_COUNT = 10  # keys looked at for one with content: the first is often an empty directory marker
 GRACE_SECONDS = 1.0
 
 T = TypeVar("T")
 
+_PROBE_HINT = "check the endpoint URL, its scheme (http or https), the proxy and the network"
 _HEAD_PERMISSION = "s3:GetObject (or s3:ListBucket, without which S3 denies keys that do not exist)"
 
 
@@ -119,12 +120,9 @@ class S3Cold:
                 if with_content:
                     await self._in_thread(partial(self._read_first_byte, with_content[0].key))
         except TierError as error:
-            raise SetupError(str(error), hint=error.hint) from error
+            raise SetupError(str(error), hint=error.hint or _PROBE_HINT) from error
         except trio.TooSlowError as error:
-            raise SetupError(
-                f"{self._route.server} gave no answer within {PROBE_SECONDS:g} s",
-                hint="check the endpoint URL, the proxy and the network",
-            ) from error
+            raise SetupError(f"{self._route.server} gave no answer within {PROBE_SECONDS:g} s", hint=_PROBE_HINT) from error
 
     @property
     def idle_connection_count(self) -> int:

@@ -286,6 +286,7 @@ def _deliver(sink: Sink, piece: memoryview) -> None:
     """Copy a piece into the sink; blocks."""
     while piece:
         room = sink.buffer(len(piece))
-        room[:] = piece[: len(room)]
-        sink.advance(len(room))
-        piece = piece[len(room) :]
+        count = len(room)  # asked before `advance`, which takes the loan back
+        room[:] = piece[:count]
+        sink.advance(count)
+        piece = piece[count:]

@@ -1,0 +1,89 @@
+"""`serve` as a service manager runs it: ready when it can be read, gone cleanly on SIGTERM, several datasets, metrics on a port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.fuse.bucket import Bucket
+from tests.fuse.mount import Mount, Mounting, is_mounted
+from tests.servers.process import free_ports
+
+
+@contextmanager
+def notified(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(path))
+        channel.settimeout(30)
+        yield channel
+
+
+def stop(mount: Mount) -> int:
+    """SIGTERM; the exit code."""
+    os.kill(mount.pid, signal.SIGTERM)
+    return mount.exit_code()
+
+
+def test_readiness_is_told_when_it_can_be_read_and_sigterm_ends_it_cleanly(
+    bucket: Bucket, mounting: Mounting, tmp_path: Path
+) -> None:
+    bucket.put("file", b"content")
+    with notified(tmp_path / "n") as channel:
+        mount = mounting(bucket, settings={}, extra={"NOTIFY_SOCKET": str(tmp_path / "n")})
+        assert b"READY=1" in channel.recv(4096)
+        assert (mount.root / "file").read_bytes() == b"content"
+        assert stop(mount) == 0
+        assert b"STOPPING=1" in channel.recv(4096)
+    assert not is_mounted(mount.point)
+    assert not mount.socket.exists()
+    assert "Traceback" not in mount.log_text()
+
+
+def test_sigterm_does_not_wait_for_open_files(bucket: Bucket, mounting: Mounting) -> None:
+    bucket.put("file", b"content")
+    mount = mounting(bucket, settings={})
+    with open(mount.root / "file", "rb") as file:
+        assert file.read(1) == b"c"
+        began = time.monotonic()
+        assert stop(mount) == 0
+        assert time.monotonic() - began < 10
+        assert not is_mounted(mount.point)
+    mount.start()
+    assert (mount.root / "file").read_bytes() == b"content"
+
+
+def test_a_mount_that_is_taken_away_by_somebody_else_ends_the_daemon_well(bucket: Bucket, mounting: Mounting) -> None:
+    bucket.put("file", b"content")
+    mount = mounting(bucket, settings={})
+    assert os.spawnlp(os.P_WAIT, "umount", "umount", str(mount.point)) == 0
+    assert mount.exit_code() == 0
+    assert "Traceback" not in mount.log_text()
+
+
+def test_each_dataset_is_a_directory_and_metrics_are_on_a_port(bucket: Bucket, mounting: Mounting, tmp_path: Path) -> None:
+    bucket.put("file", b"from the bucket")
+    local = tmp_path / "local"
+    local.mkdir()
+    (local / "file").write_bytes(b"from the directory")
+    (port,) = free_ports(1)
+    mount = mounting(bucket, settings={"admin": {"http": f"127.0.0.1:{port}"}}, started=False)
+    mount.more_datasets.append({"name": "second", "cold": f"file://{local}"})
+    mount.start()
+    assert sorted(os.listdir(mount.point)) == ["data", "second"]
+    assert (mount.point / "data/file").read_bytes() == b"from the bucket"
+    assert (mount.point / "second/file").read_bytes() == b"from the directory"
+    assert not (mount.point / "third").exists()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert 'tiercache_opens_total{dataset="data"} 1.0' in text
+    assert 'tiercache_opens_total{dataset="second"} 1.0' in text
+    ran = mount.tiercache("where", "second/file", "--json")
+    assert ran.json["files"][0]["dataset"] == "second"
+    names = {dataset["name"] for dataset in mount.status()["datasets"]}
+    assert names == {"data", "second"}
