@@ -19,7 +19,7 @@ from tiercache.core.naming import decode, encode
 from tiercache.core.record import ROOT_INODE, Entry, Kind, Page
 from tiercache.engine.dataset import Dataset
 from tiercache.engine.namespace import Namespace
-from tiercache.errors import NotFound, Unavailable
+from tiercache.errors import NotFound
 from tiercache.index.index import Change
 from tiercache.index.memory import MemoryIndex
 from tiercache.tiers.memory import MemoryCold
@@ -39,8 +39,6 @@ class SlowCold(MemoryCold):
     async def list(self, prefix: str, *, delimiter: bool = True, token: str = "", limit: int = MAX_PAGE) -> Page:
         page = await super().list(prefix, delimiter=delimiter, token=token, limit=min(limit, 3))
         await trio.sleep(self._rng.choice([0.0, 0.1, 1.0]))
-        if self._rng.random() < 0.05:
-            raise Unavailable("bad luck")
         return page
 
 
@@ -121,8 +119,6 @@ class Interleaved:
                     entry = None
                     if parent.kind is not Kind.DIRECTORY or not await self.names.is_current(parent):
                         break
-                except Unavailable:
-                    break
                 self.judge(began, floor, prefix, name, entry)
                 prefix += f"{name}/"
 
@@ -141,7 +137,7 @@ class Interleaved:
                 while batch := await stream.read(position):
                     found.update((decode(entry.name), entry) for entry, _ in batch)
                     position = batch[-1][1]
-            except (NotFound, Unavailable):
+            except NotFound:
                 continue
             for name in NAMES:
                 if name in found:
@@ -151,10 +147,7 @@ class Interleaved:
         while True:
             await trio.sleep(self.rng.choice([2.0, 10.0]))
             began = trio.current_time()
-            try:
-                await self.names.refresh("data", "")
-            except Unavailable:
-                continue
+            await self.names.refresh("data", "")
             self.floor_seconds = max(self.floor_seconds, began)
 
 

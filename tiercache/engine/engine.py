@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import trio
 
-from tiercache.core.record import ObjectRef
+from tiercache.core.record import HotRecord, ObjectRef
 from tiercache.engine.census import Census
 from tiercache.engine.dataset import Dataset
 from tiercache.engine.facts import Facts
@@ -116,8 +116,11 @@ class Engine:
         self.nursery.start_soon(self.upkeep.run)
         self.nursery.start_soon(self.census.run)
 
-    def _protected(self, dataset: str, key: str) -> bool:
-        return self.pinning.protects(dataset, key)
+    def _protected(self, record: HotRecord) -> bool:
+        """Pinned, and not an old version of what is pinned."""
+        if not self.pinning.protects(record.dataset, record.key):
+            return False
+        return not self.namespace.is_superseded(record.dataset, record.key, record.version)
 
     def _promote(self, ref: ObjectRef) -> None:
         self.promotion.wish(ref)

@@ -61,7 +61,7 @@ class Holdings:
         *,
         chunk_bytes: int,
         clock: Callable[[], float],
-        protected: Callable[[str, str], bool],
+        protected: Callable[[HotRecord], bool],
     ) -> None:
         self._nursery = nursery
         self._index = index
@@ -302,7 +302,7 @@ class Holdings:
             return await self.evict([victim.object_id for victim in victims], victims)
 
     def _spared(self, record: HotRecord) -> bool:
-        return self.in_use(record.object_id) or self._protected(record.dataset, record.key)
+        return self.in_use(record.object_id) or self._protected(record)
 
     async def evict(self, victims: Sequence[ObjectId], chosen: Sequence[Evict] = ()) -> int:
         """Remove hot copies that nobody uses; how many went. `chosen` were picked for their age, and stay if it is outdated."""
@@ -331,7 +331,7 @@ class Holdings:
             await self._index.commit([])  # what is queued for them first, so that the records tell their true size and age
             for record in filter(None, map(self._index.hot, going)):
                 outdated = ages.get(record.object_id, record.accessed_seconds) != record.accessed_seconds
-                if not outdated and not (ages and self._protected(record.dataset, record.key)):
+                if not outdated and not (ages and self._protected(record)):
                     records.append(record)
             await self._index.commit([DropHot(record.object_id) for record in records])
             self._doubtful.difference_update([victim for victim in going if self._index.hot(victim) is None])

@@ -34,6 +34,7 @@ log = structlog.get_logger()
 
 INDEX = "index"
 DIRECTORIES = "directories.json"
+MIN_CHUNKS = 4
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -121,6 +122,8 @@ async def _open(settings: HotSettings, claims: list[Claim]) -> HotSet:
         notices.append("the last stop was not clean: what the machine may have lost is verified before it is served")
     try:
         ledgers = [await _ledger(settings, files, index, position) for position in range(len(ordered))]
+        for ledger in ledgers:
+            _refuse_full(ledger, settings.chunk_bytes)
     except BaseException:
         await index.aclose(clean=False)
         raise
@@ -171,3 +174,13 @@ async def _ledger(settings: HotSettings, files: HotTier, index: LmdbIndex, posit
         free_bytes=free_bytes,
         total_bytes=total_bytes,
     )
+
+
+def _refuse_full(ledger: Ledger, chunk_bytes: int) -> None:
+    """A cache without room for a few chunks would stream everything past itself, and nobody would know why."""
+    if ledger.limit_bytes < MIN_CHUNKS * chunk_bytes:
+        raise SetupError(
+            f"the disk of cache directory {ledger.name} is too full for a cache: {ledger.filesystem_free_bytes} of "
+            f"{ledger.filesystem_total_bytes} bytes are free, of which {ledger.min_free_bytes} must stay free",
+            hint="free space there or choose another with --hot",
+        )

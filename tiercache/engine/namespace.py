@@ -118,6 +118,16 @@ class Namespace:
         link = self._names.link(entry.parent, entry.name)
         return link is not None and link.inode == entry.inode
 
+    def is_superseded(self, dataset: str, key: str, version: str) -> bool:
+        """Whether the key is known to have another version now; False when nothing is known of it. No request."""
+        root = self._datasets.get(dataset)
+        if root is None or not key.startswith(root.prefix):
+            return False
+        entry: Entry | None = self._dataset_entry(dataset)
+        for name in components(key.removeprefix(root.prefix)):
+            entry = self._names.child(entry.inode, name) if entry is not None else None
+        return entry is not None and entry.version not in ("", version)
+
     def ttl_seconds(self, entry: Entry) -> float:
         """For how long the kernel may go on from now to believe that the name leads to this entry."""
         if entry.inode in self._roots:
