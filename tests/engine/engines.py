@@ -25,6 +25,7 @@ from tiercache.core.record import (
 )
 from tiercache.engine.dataset import Dataset
 from tiercache.engine.engine import Engine, Limits
+from tiercache.errors import HotSick
 from tiercache.index.index import Change, Index
 from tiercache.index.memory import MemoryIndex
 from tiercache.metrics.definitions import Metrics
@@ -88,11 +89,12 @@ class Lagging:
 
     async def commit(self, changes: Sequence[Change], *, sync: bool = False) -> None:
         self.catch_up()
-        if self.failing is not None:
+        if (failing := self.failing) is not None:
             await trio.lowlevel.checkpoint()
-            raise self.failing()
+            raise failing()
         if self._lost:
-            await trio.sleep_forever()
+            await trio.lowlevel.checkpoint()
+            raise HotSick("the process was killed")
         await self.index.commit(changes, sync=sync)
 
     def link(self, parent: Inode, name: bytes) -> Link | None:

@@ -44,8 +44,8 @@ class FailingDisk(HotTier):
 
     def open(self, object_id: ObjectId, size_bytes: int, directory: int) -> HotFile:
         self._hang()
-        if self.opening is not None:
-            raise refusal(self.opening(), "open", "a hot file")
+        if (trouble := self.opening) is not None:
+            raise refusal(trouble(), "open", "a hot file")
         return super().open(object_id, size_bytes, directory)
 
     def filesystem(self, directory: int) -> hot.Filesystem:
@@ -53,13 +53,13 @@ class FailingDisk(HotTier):
         return super().filesystem(directory)
 
     def unlink(self, object_id: ObjectId, directory: int) -> None:
-        if self.unlinking is not None:
-            raise refusal(self.unlinking(), "unlink", "a hot file")
+        if (trouble := self.unlinking) is not None:
+            raise refusal(trouble(), "unlink", "a hot file")
         super().unlink(object_id, directory)
 
     def syncfs(self, directory: int) -> None:
-        if self.syncing is not None:
-            raise refusal(self.syncing(), "sync", "a hot directory")
+        if (trouble := self.syncing) is not None:
+            raise refusal(trouble(), "sync", "a hot directory")
 
     def _hang(self) -> None:
         if self.hold:
@@ -70,13 +70,13 @@ class FailingDisk(HotTier):
         write, pread, resident, digest = sink._write, hot.read, hot.read_resident, hot.hash_range
 
         def failing_write(file: HotFile, piece: memoryview, offset: int) -> None:
-            if self.writing is not None:
-                raise refusal(self.writing(), "write", file.path)
+            if (trouble := self.writing) is not None:
+                raise refusal(trouble(), "write", file.path)
             write(file, piece, offset)
 
         def check(file: HotFile) -> None:
-            if self.reading is not None:
-                raise refusal(self.reading(), "read", file.path)
+            if (trouble := self.reading) is not None:
+                raise refusal(trouble(), "read", file.path)
 
         def failing_read(file: HotFile, offset: int, length: int) -> bytes:
             check(file)

@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 
 from tests.servers.process import wait_until
+from tiercache.cli.spawn import log_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND_SECONDS = 60.0
@@ -125,7 +126,6 @@ class Mount:
         self._hot_size = hot_size
         self._settings = settings
         self._serving: subprocess.Popen[bytes] | None = None
-        self._theirs: Path | None = None
         home.mkdir(exist_ok=True)
         self.point.mkdir()
         self.env = environment(home, {"TIERCACHE_SOCKET": str(self.socket), **(extra or {})})
@@ -153,10 +153,7 @@ class Mount:
         """`tiercache mount`, whatever becomes of it."""
         size = ["--hot-size", self._hot_size] if self._hot_size else []
         where: list[str | Path] = [self.source, self.point, "--hot", self.hot, "--socket", self.socket]
-        ran = self.tiercache("mount", *where, *size, "--json", *self._options)
-        if ran.code == 0 and (log := ran.json["log"]):
-            self._theirs = Path(log)
-        return ran
+        return self.tiercache("mount", *where, *size, "--json", *self._options)
 
     def _serve(self, settings: Settings) -> dict[str, Any]:
         tables: dict[str, dict[str, object]] = {
@@ -239,8 +236,9 @@ class Mount:
         if self.pid:
             self._await_end()
         detach(self.point)
-        if self._theirs is not None and self._theirs.exists():
-            shutil.move(self._theirs, self.log)
+        theirs = log_path(str(self.point))
+        if theirs.exists():
+            shutil.move(theirs, self.log)
         shutil.rmtree(self.hot, ignore_errors=True)
 
     def _holder(self) -> int:
@@ -271,7 +269,8 @@ class Mount:
         return {name: float(value) for name, value in pairs}
 
     def log_text(self) -> str:
-        path = self._theirs if self._theirs is not None and self._theirs.exists() else self.log
+        theirs = log_path(str(self.point))
+        path = theirs if theirs.exists() else self.log
         return path.read_text(errors="replace") if path.exists() else ""
 
     def resident_bytes(self) -> int:

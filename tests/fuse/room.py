@@ -80,9 +80,9 @@ def for_users() -> list[str]:
             closed.setdefault(barrier, []).append(directory)
     for barrier, directories in closed.items():
         quoted = [(f"open-{number}", shlex.quote(str(directory))) for number, directory in enumerate(directories)]
-        for held, directory in quoted:
-            commands += [f"mkdir -p {held}", f"mount --bind {directory} {held}"]
+        for held, path in quoted:
+            commands += [f"mkdir -p {held}", f"mount --bind {path} {held}"]
         commands.append(f"mount -t tmpfs -o mode=755 tmpfs {shlex.quote(str(barrier))}")
-        for held, directory in quoted:
-            commands += [f"mkdir -p {directory}", f"mount --move {held} {directory}"]
+        for held, path in quoted:
+            commands += [f"mkdir -p {path}", f"mount --move {held} {path}"]
     return commands

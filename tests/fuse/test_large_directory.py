@@ -50,8 +50,8 @@ def test_case_20_a_hundred_thousand_entries_stream_and_are_listed_once(mounting:
     with running_scripted(gated) as server:
         mount = mounted(mounting, server.endpoint_url)
         listing = subprocess.Popen(["ls", "-f", str(mount.root / "big")], stdout=subprocess.PIPE, text=True)
+        assert listing.stdout is not None
         try:
-            assert listing.stdout is not None
             names = [name for name in (listing.stdout.readline().strip() for _ in range(500)) if not name.startswith(".")]
             assert set(names) <= {f"sample-{number:06d}" for number in range(3000)}
             assert len(names) >= 498

@@ -180,7 +180,7 @@ def test_freshness(bucket: Bucket, mounting: Mounting) -> None:
         "A complete hot copy is opened without a question while its name is fresh.",
     )
     bucket.put("listed/old", b"old")
-    mount = mounting(bucket, settings={"mount": {"metadata_ttl": "4s", "negative_ttl": "1s"}})
+    mount = mounting(bucket, settings={"mount": {"metadata_ttl": "3s", "negative_ttl": "1s"}})
     assert not (mount.root / "sought").exists()
     bucket.put("sought", b"x")
     bucket.put("never-sought", b"x")
@@ -192,14 +192,14 @@ def test_freshness(bucket: Bucket, mounting: Mounting) -> None:
     wait_until(lambda: residency(mount.root / "listed/old") == b"hot,cold", "a hot copy")
     bucket.put("listed/new", b"new")
     bucket.put("listed/old", b"OLD")
-    assert not (mount.root / "listed/new").exists() or time.monotonic() - listed_at > 4
-    assert (mount.root / "listed/old").read_bytes() == b"old" or time.monotonic() - listed_at > 4
+    assert not (mount.root / "listed/new").exists() or time.monotonic() - listed_at > 3
+    assert (mount.root / "listed/old").read_bytes() == b"old" or time.monotonic() - listed_at > 3
     assert mount.tiercache("refresh", mount.root / "listed").code == 0
     assert (mount.root / "listed/old").read_bytes() == b"OLD"
     assert (mount.root / "listed/new").read_bytes() == b"new"
     bucket.put("listed/old", b"Old")
     bucket.delete("listed/new")
-    deadline = time.monotonic() + 4.2
+    deadline = time.monotonic() + 3.2
     wait_until(lambda: (mount.root / "listed/old").read_bytes() == b"Old", "the new version", deadline - time.monotonic())
     wait_until(lambda: not (mount.root / "listed/new").exists(), "the deletion", max(0.1, deadline - time.monotonic()))
 

@@ -32,7 +32,7 @@ def refresh(mount: Mount, path: Path) -> None:
     assert ran.code == 0, ran.err
 
 
-@pytest.mark.parametrize("new_bytes", [300_000, 300_001, 5], ids=["same-size", "larger", "smaller"])
+@pytest.mark.parametrize("new_bytes", [300_000, 5], ids=["same-size", "smaller"])
 @pytest.mark.parametrize("cached", ["names", "content"])
 def test_case_01_overwritten_while_the_old_metadata_is_cached(
     bucket: Bucket, mounting: Mounting, new_bytes: int, cached: str
@@ -108,9 +108,9 @@ def test_case_02_a_directory_whose_last_object_is_deleted_goes(moto: Moto, mount
         (mount.root / "dir").stat()
 
 
-@pytest.mark.parametrize("new_bytes", [48 * MIB, 30 * MIB, 60 * MIB], ids=["same-size", "shrunk", "grown"])
+@pytest.mark.parametrize("new_bytes", [32 * MIB, 20 * MIB, 40 * MIB], ids=["same-size", "shrunk", "grown"])
 def test_case_03_changed_between_two_range_gets_of_one_handle(bucket: Bucket, mounting: Mounting, new_bytes: int) -> None:
-    old, new = version(1, 48 * MIB), version(2, new_bytes)
+    old, new = version(1, 32 * MIB), version(2, new_bytes)
     bucket.put("file", old)
     mount = mounting(bucket, settings={"policy": {"whole_file": "1MiB", "read_ahead": "8MiB"}, **SHORT})
     with open(mount.root / "file", "rb", buffering=0) as handle:
@@ -118,7 +118,7 @@ def test_case_03_changed_between_two_range_gets_of_one_handle(bucket: Bucket, mo
         assert os.pread(handle.fileno(), 4096, 0) == old[:4096]
         bucket.put("file", new)
         stale_count = 0
-        for offset in range(0, 48 * MIB, MIB):
+        for offset in range(0, 32 * MIB, MIB):
             try:
                 found = os.pread(handle.fileno(), 65536, offset)
             except OSError as error:
@@ -133,7 +133,7 @@ def test_case_03_changed_between_two_range_gets_of_one_handle(bucket: Bucket, mo
         assert os.pread(handle.fileno(), 4096, 0) == old[:4096]
 
 
-@pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seconds", [2.5, pytest.param(60.0, marks=pytest.mark.soak)])
 def test_case_03_readers_of_an_object_that_keeps_changing_see_whole_versions(
     bucket: Bucket, mounting: Mounting, seconds: float
 ) -> None:

@@ -60,6 +60,7 @@ class Listing:
         self.replaced: list[bytes] = []
         self.dropped: list[bytes] = []
         self.demanded = False
+        self.ending = False
         self.token = ""
         self.unwritten: frozenset[bytes] = frozenset()
         self.state = State.RUNNING
@@ -170,11 +171,15 @@ class Listings:
         if account.due:
             self._drive(self._present(place))
 
-    def distrust(self, inode: Inode) -> None:
+    async def distrust(self, inode: Inode) -> None:
         """What a listing that is under way has seen of the directory proves nothing any more."""
         self._resting.pop(inode, None)
-        if running := self._running.get(inode):
-            running.started_seconds = NEVER_SECONDS
+        listing = self._running.get(inode)
+        if listing is None:
+            return
+        listing.started_seconds = NEVER_SECONDS
+        while listing.ending and self._running.get(inode) is listing:
+            await listing.moved()
 
     def _present(self, place: Place) -> Listing:
         running = self._running.get(place.inode)
@@ -254,6 +259,7 @@ class Listings:
             entry = self._names.entry(place.inode)
             if entry is None or (await self._exists(entry)).inode != place.inode:
                 raise NotFound(f"directory {place.label} does not exist any more")
+        listing.ending = True
         listing.dropped = await self._recorder.finish(
             place,
             listing.level,

@@ -161,8 +161,8 @@ class Recorder:
                 _keep_latest(self._paged_by, place.inode, ticket)
             elif means is Means.WALK and self._paged_by.get(place.inode, 0) > ticket:
                 puts.clear()
-            for entry, _ in puts:
-                if entry.kind is Kind.DIRECTORY and self._names.link(place.inode, entry.name) is None:
+            for entry, former in puts:
+                if entry.kind is Kind.DIRECTORY and (former is None or former.kind is Kind.FILE):
                     await self._bury(entry.inode, ticket)
             await self._put(place, puts, recorded, ticket, checked_seconds)
         finally:
@@ -273,12 +273,15 @@ class Recorder:
             match change:
                 case PutEntry(entry):
                     self._dead.pop(entry.inode, None)
+                    self._die(self._names.child(entry.parent, entry.name), entry.inode)
                 case DropEntry(parent, name):
-                    former = self._names.child(parent, name)
-                    if former is not None and former.kind is Kind.DIRECTORY:
-                        self._dead[former.inode] = None
-                        if len(self._dead) > MAX_REMEMBERED:
-                            self._dead.popitem(last=False)
+                    self._die(self._names.child(parent, name), UNNUMBERED)
+
+    def _die(self, former: Entry | None, successor: Inode) -> None:
+        if former is not None and former.kind is Kind.DIRECTORY and former.inode != successor:
+            self._dead[former.inode] = None
+            if len(self._dead) > MAX_REMEMBERED:
+                self._dead.popitem(last=False)
 
     def doubt(self) -> None:
         """From now on no answer to a request of before now confirms anything."""
@@ -287,6 +290,8 @@ class Recorder:
     async def expire(self, place: Place) -> list[Entry]:
         """All known names of a directory must be asked for again; the entries. Call `doubt` before."""
         await self._settled(place.inode, [name for parent, name in self._pending if parent == place.inode])
+        if self._names.directory(place.inode) is not None:
+            await self._names.commit([DropDirectory(place.inode)])
         expired: list[Entry] = []
         after = b""
         while batch := self._names.names(place.inode, after, BATCH):

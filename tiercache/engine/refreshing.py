@@ -99,7 +99,7 @@ class Refreshing:
                 if place is top or listed_before:
                     running.append((await self._listings.anew(place), listed_before))
                 else:
-                    self._listings.distrust(place.inode)
+                    await self._listings.distrust(place.inode)
                     expired = await self._recorder.expire(place)
                     self._stale += [(place.inode, entry.name) for entry in expired]
             for listing, listed_before in running:
