@@ -104,28 +104,19 @@ steps = st.one_of(step_kinds)
 
 
 class Pages(MemoryCold):
-    """A store with small pages, which fails when it is told to.
-
-    `failed`: a request failed, and none that came after it was answered; what was known may be believed meanwhile.
-    """
+    """A store with small pages, which fails when it is told to. `failed`: a request did, in this step or an earlier one."""
 
     page_names = 3
     fails_after = -1
     failed = False
-    answered = False
 
     async def list(self, prefix: str, *, delimiter: bool = True, token: str = "", limit: int = MAX_PAGE) -> Page:
         page = await super().list(prefix, delimiter=delimiter, token=token, limit=min(limit, self.page_names))
         self.fails_after -= 1
         if self.fails_after == -1:
-            self.failed, self.answered = True, False
+            self.failed = True
             raise Unavailable("told to fail")
-        self.answered = self.failed
         return page
-
-    def end_of_step(self) -> None:
-        if self.answered:
-            self.failed = self.answered = False
 
 
 def meaning(state: dict[str, str], prefix: str, name: str) -> str:
@@ -200,7 +191,7 @@ class Run:
             case _:
                 await self.ask(step)
         await wait_all_tasks_blocked()
-        self.store.end_of_step()
+        self.store.failed = self.names.is_silent("data")
 
     async def ask(self, step: Step) -> None:
         try:
@@ -243,8 +234,10 @@ class Run:
 
     def judge(self, prefix: str, name: str, entry: Entry | None) -> None:
         said = ABSENT if entry is None else entry.version or DIRECTORY
-        ttl = float("inf") if self.store.failed else self.ttl
-        assert said in self.history.allowed(self.now, ttl, prefix, name), (prefix, name)
+        history, ttl = self.history, self.ttl
+        if self.store.failed:  # what was known is believed, a refresh or not
+            history, ttl = History(self.history.states), float("inf")
+        assert said in history.allowed(self.now, ttl, prefix, name), (prefix, name)
 
     async def list_directory(self, directory: Entry) -> None:
         found: dict[str, Entry] = {}

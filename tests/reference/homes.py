@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-from tests.engine.engines import Lagging, ledger_of
+from tests.engine.engines import KIB, Lagging, ledger_of
 from tests.engine.faults import FailingDisk, failing_disk
 from tiercache.config import HotSettings
 from tiercache.engine import hotset
@@ -52,7 +52,9 @@ class DiskHome:
     """Everything as the daemon has it: claim, LMDB, clean mark, boot id."""
 
     def __init__(self, home: Path, capacity_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._settings = HotSettings(paths=(str(home / "hot0"),), capacity_bytes=capacity_bytes, min_free_bytes=0)
+        self._settings = HotSettings(
+            paths=(str(home / "hot0"),), capacity_bytes=capacity_bytes, min_free_bytes=0, chunk_bytes=64 * KIB
+        )
         self._mountpoint = str(home / "mnt")
         self._monkeypatch = monkeypatch
         self._boot = home / "boot_id"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import xxhash
 
-from tiercache.core.chunk import chunk_count
-from tiercache.core.record import Entry
+from tiercache.core.chunk import chunk_count, held_bytes
+from tiercache.core.record import Entry, HotRecord
 from tiercache.index.index import Index
 
 
@@ -34,7 +34,7 @@ class Facts:
         if record is None:
             return Hot(0, 0, chunk_count(entry.size_bytes, self._chunk_bytes))
         total = chunk_count(record.size_bytes, record.chunk_bytes)
-        present = total if record.complete else len(self._index.chunks(entry.object_id))
+        present = total if _is_whole(record) else len(self._index.chunks(entry.object_id))
         return Hot(record.held_bytes, present, total)
 
     def hot_bytes(self, entry: Entry) -> int:
@@ -56,7 +56,7 @@ class Facts:
         in order).
         """
         record = self._index.hot(entry.object_id)
-        if record is None or not record.complete:
+        if record is None or not _is_whole(record):
             return ""
         chunks = self._index.chunks(entry.object_id)
         digests = [chunks[chunk].digest for chunk in sorted(chunks)]
@@ -64,3 +64,8 @@ class Facts:
             return f"xxh3:{digests[0]:016x}"
         joined = b"".join(digest.to_bytes(8, "big") for digest in digests)
         return f"xxh3-chunks:{record.chunk_bytes}:{xxhash.xxh3_64_hexdigest(joined)}"
+
+
+def _is_whole(record: HotRecord) -> bool:
+    """Complete, and no chunk of it was lost on its way into the index."""
+    return record.complete and record.held_bytes == held_bytes(record.size_bytes)

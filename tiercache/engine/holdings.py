@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
+import msgspec
 import structlog
 import trio
 
@@ -148,10 +149,13 @@ class Holdings:
         for chunk in known - held.present:
             self._doubtful.add(object_id)
             self._residue.take(object_id, chunk)  # the record counts it still
-        for chunk in held.present - known:
+        lost = held.present - known
+        for chunk in lost:
             self._residue.add(object_id, SOMEWHERE, held_bytes(held.span(chunk)[1]))
         if record is None:
             held.present, held.complete = set(), False
+        elif lost and record.complete:  # its last chunk was recorded, not all of those before it
+            self._index.submit([PutHot(msgspec.structs.replace(record, complete=False))])
 
     async def _remove_empty(self, file: HotFile) -> None:
         """Remove a file of which the index knows no chunk, or nothing at all."""
@@ -404,7 +408,7 @@ class Holdings:
                     strays.append(object_id)
                 elif record.held_bytes == 0:
                     empty.append(object_id)
-                elif not record.complete:
+                elif record.held_bytes < held_bytes(record.size_bytes):
                     known_bytes = record.held_bytes + self._residue.total(object_id)
                     self._found(object_id, directory, occupied_bytes - known_bytes)
             with self._parting(strays):

@@ -128,6 +128,10 @@ class Namespace:
             entry = self._names.child(entry.inode, name) if entry is not None else None
         return entry is not None and entry.version not in ("", version)
 
+    def is_silent(self, dataset: str) -> bool:
+        """Whether the store of the dataset does not answer, so that known names are believed beyond their time."""
+        return self._outages.is_silent(dataset)
+
     def ttl_seconds(self, entry: Entry) -> float:
         """For how long the kernel may go on from now to believe that the name leads to this entry."""
         if entry.inode in self._roots:
@@ -218,6 +222,7 @@ class Namespace:
         asked_seconds = self._clock()
         with self._recorder.asking(place.inode, name) as ticket:
             seen = await self._see(place, name)
+            self._outages.heard(place.dataset.name)
             if self._listed_remaining(place) <= 0:
                 self._listings.paid(place)
             if isinstance(seen, Absent):
@@ -269,6 +274,7 @@ class Namespace:
         return ListedStream(listing, self._names)
 
     def _listing_ended(self, listing: Listing) -> None:
+        self._outages.heard(listing.place.dataset.name)
         self._count_unreachable(listing.place, listing.level.unreachable_count)
 
     def _count_unreachable(self, place: Place, count: int) -> None:

@@ -31,6 +31,15 @@ class Outages:
         self._silent: set[str] = set()
         self._asking: set[str] = set()
 
+    def is_silent(self, dataset: str) -> bool:
+        return dataset in self._silent
+
+    def heard(self, dataset: str) -> None:
+        """The store has answered, whoever asked."""
+        if dataset in self._silent:
+            log.info("store_answers_again", dataset=dataset)
+            self._silent.discard(dataset)
+
     async def renewed(self, dataset: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """What the store says now; None when it is silent. Raises what it answers. `ask` goes on when it is not waited for."""
         if dataset not in self._silent:
@@ -52,10 +61,9 @@ class Outages:
             await ask()
         except Unavailable:
             return
-        except TiercacheError as error:
-            log.info("store_answers_again", dataset=dataset, error=error.line)
+        except TiercacheError:
+            self.heard(dataset)
         else:
-            log.info("store_answers_again", dataset=dataset)
+            self.heard(dataset)
         finally:
             self._asking.discard(dataset)
-        self._silent.discard(dataset)
