@@ -3,7 +3,8 @@
 Start: FUSE and mount point, sources, cache directories (each a check that can refuse, and nothing is mounted before
 all have passed), index, engine, admin socket, mount. Stop: unmount, so that no request comes any more; cancel what runs; sync
 what was written; only then does the index get its clean mark. A signal and `umount` by anybody go through the same stop. After a
-bug the mount point is left behind, dead: programs see ENOTCONN, which nobody takes for an empty dataset; the next `mount` heals it.
+bug the mount point is left behind, dead: programs see ENOTCONN, which nobody takes for an empty dataset, and the next `mount`
+heals it.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from tests.engine.engines import (
 )
 from tests.engine.faults import broken, failing_disk
 from tiercache.core.record import ObjectRef
+from tiercache.engine import holdings
 from tiercache.errors import HotFull, HotSick, Unavailable
 from tiercache.index.lmdb import open_index
 from tiercache.index.memory import MemoryIndex
@@ -120,6 +121,82 @@ async def test_changes_that_the_index_lost_do_not_leave_space_that_nobody_owns(t
         assert mount.ledger.held_bytes == 2 * CHUNK_BYTES >= occupied_bytes(mount.files)
         assert await mount.engine.holdings.evict([object_id]) == 1
         assert mount.ledger.held_bytes == occupied_bytes(mount.files) == 0
+
+
+async def test_changes_that_were_lost_while_it_was_opened_again_are_found_out_at_its_end(
+    tmp_path: Path, cold: MemoryCold
+) -> None:
+    index = Lagging(MemoryIndex())
+    async with engine_on(tmp_path, cold, index=index, numbers=ONLY) as mount:
+        await mount.entry("big")
+        index.failing = lambda: HotSick("the index's disk is full")
+        await fill(mount, "big", 0)
+        async with mount.opened("big"):  # before the first user's changes are known to be lost
+            await wait_all_tasks_blocked(0.05)
+            index.failing = None
+        await until(lambda: mount.ledger.held_bytes == 0)
+        assert occupied_bytes(mount.files) == 0
+
+
+async def test_what_is_dropped_while_nobody_uses_it_is_let_go_as_well(
+    tmp_path: Path, cold: MemoryCold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = failing_disk(tmp_path, monkeypatch)
+    monkeypatch.setattr(holdings, "RETIRE_SECONDS", 0.05)
+    async with engine_on(tmp_path, cold, files=disk, numbers=ONLY) as mount:
+        await fill(mount, "big", 0)
+        object_id = cold.ref("big").object_id
+        held = mount.engine.holdings.held(object_id)
+        assert held is not None
+        assert held.users == 0
+        disk.syncing = broken
+        await mount.engine.holdings.sync(0)
+        await until(lambda: mount.engine.holdings.held(object_id) is None and mount.ledger.held_bytes == 0)
+        assert mount.engine.index.hot(object_id) is None
+
+
+async def test_a_chunk_that_was_dropped_and_filled_again_counts_once(tmp_path: Path, cold: MemoryCold) -> None:
+    """The index never hears of the drop, and adds the chunk a second time."""
+    index = Lagging(MemoryIndex())
+    async with engine_on(tmp_path, cold, index=index, numbers=ONLY) as mount:
+        async with mount.opened("big") as inode:
+            assert await mount.read(inode, 0, 2 * CHUNK_BYTES) == DATA[: 2 * CHUNK_BYTES]
+            await until(lambda: mount.engine.filler.running_count == 0)
+            held = mount.engine.holdings.held(cold.ref("big").object_id)
+            assert held is not None
+            index.failing = lambda: HotSick("the index's disk is full")
+            mount.engine.holdings.drop_chunk(held, 0)
+            index.failing = None
+            assert await mount.read(inode, 0, 4096) == DATA[:4096]
+            await until(lambda: mount.engine.filler.running_count == 0)
+        await mount.settled()
+        assert mount.ledger.held_bytes == index.held_bytes(0) == 2 * CHUNK_BYTES
+        await mount.engine.holdings.evict([cold.ref("big").object_id])
+        assert mount.ledger.held_bytes == index.held_bytes(0) == 0
+
+
+async def test_a_copy_whose_record_lost_a_chunk_is_not_called_complete(tmp_path: Path, cold: MemoryCold) -> None:
+    index = Lagging(MemoryIndex())
+    async with engine_on(tmp_path, cold, index=index, numbers=ONLY) as mount:
+        async with mount.opened("big") as inode:
+            assert await mount.read(inode, 0, SIZE_BYTES // 2) == DATA[: SIZE_BYTES // 2]
+            await until(lambda: mount.engine.filler.running_count == 0)
+            index.failing = lambda: HotSick("the index's disk is full")
+            assert await mount.read(inode, SIZE_BYTES // 2, CHUNK_BYTES) == DATA[SIZE_BYTES // 2 :][:CHUNK_BYTES]
+            await until(lambda: mount.engine.filler.running_count == 0)
+            index.failing = None
+            assert await mount.read(inode, 0, SIZE_BYTES) == DATA
+            await until(lambda: mount.engine.filler.running_count == 0)
+            entry = mount.engine.namespace.entry(inode)
+            assert entry is not None
+            assert mount.engine.facts.residency(entry) == "hot(11/12),cold"
+            assert mount.engine.facts.checksum(entry) == ""
+        await mount.settled()
+        record = index.hot(cold.ref("big").object_id)
+        assert record is not None
+        assert not record.complete
+        assert mount.ledger.held_bytes == SIZE_BYTES
+        assert await mount.cat("big") == DATA
 
 
 async def test_a_sick_index_costs_the_reader_nothing_but_the_cache(tmp_path: Path, cold: MemoryCold) -> None:

@@ -605,6 +605,32 @@ async def test_a_deleted_directory_is_absent_and_not_empty(world: World) -> None
         await names.resolve("data", "d")
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_directory_that_goes_and_comes_back_brings_nothing_back(world: World, replaced: bool) -> None:
+    world.store.put("d/old", b"1")
+    world.store.put("d/e/old", b"1")
+    names = world.mount(ttl=math.inf)
+    old = await names.resolve("data", "d/old")
+    below = await names.resolve("data", "d/e/old")
+    world.store.delete("d/old")
+    world.store.delete("d/e/old")
+    if replaced:
+        world.store.put("d", b"a file")
+    await names.refresh("data", "")
+    for entry in (old, below):
+        assert not await names.is_current(entry)
+        with pytest.raises(NotFound):
+            await names.lookup(entry.parent, b"old")
+    world.store.put("d/new", b"1")
+    world.store.put("d/e/new", b"1")
+    await names.refresh("data", "")
+    assert (await names.resolve("data", "d/new")).parent == old.parent
+    assert (await names.resolve("data", "d/e/new")).parent == below.parent
+    for path in ("d/old", "d/e/old"):
+        with pytest.raises(NotFound):
+            await names.resolve("data", path)
+
+
 async def test_an_empty_dataset_is_an_empty_directory(world: World) -> None:
     names = world.mount(prefix="some/prefix/")
     assert await names_of(await names.open_directory(ROOT_INODE)) == []

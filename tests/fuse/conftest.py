@@ -15,12 +15,8 @@ from tests.fuse.bucket import Bucket, new_bucket
 from tests.fuse.mount import Mount, Mounting
 from tests.servers.moto import Moto, running_moto
 from tests.servers.proxy import Proxy, running_proxy
+from tests.servers.rgw import Rgw, running_rgw
 from tests.servers.weed import Weed, running_weed
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "soak: the full sizes; minutes, not seconds")
-    config.addinivalue_line("markers", "rgw: needs Ceph RGW installed")
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +34,12 @@ def weed(can_mount: None) -> Iterator[Weed]:
 @pytest.fixture(scope="session")
 def moto(can_mount: None) -> Iterator[Moto]:
     with running_moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rgw(can_mount: None) -> Iterator[Rgw]:
+    with running_rgw() as server:
         yield server
 
 

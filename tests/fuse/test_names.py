@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import unicodedata
-from collections.abc import Iterator
 
 import pytest
 
 from tests.fuse.bucket import Bucket, new_bucket
 from tests.fuse.mount import Mounting
-from tests.servers import rgw
-from tests.servers.moto import Moto
 from tests.servers.process import wait_until
+from tests.servers.rgw import is_installed
 from tests.servers.s3 import S3Account
 
 REACHABLE = [
@@ -44,17 +42,14 @@ UNREACHABLE = ["a//b", "./dot", "x/../y", "up/..", "n" * 256, "deep/" + "m" * 30
 """Each is one thing that a listing shows in its directory, and has siblings that must not suffer."""
 
 
-@pytest.fixture(
-    params=["moto", pytest.param("rgw", marks=[pytest.mark.rgw, pytest.mark.skipif(not rgw.is_installed(), reason="no RGW")])]
-)
-def exact(request: pytest.FixtureRequest) -> Iterator[S3Account]:
+RGW = pytest.param("rgw", marks=[pytest.mark.rgw, pytest.mark.skipif(not is_installed(), reason="Ceph RGW is not installed")])
+
+
+@pytest.fixture(params=["moto", RGW])
+def exact(request: pytest.FixtureRequest) -> S3Account:
     """A server that keeps all key names apart."""
-    if request.param == "moto":
-        moto: Moto = request.getfixturevalue("moto")
-        yield moto
-        return
-    with rgw.running_rgw() as server:
-        yield server
+    server: S3Account = request.getfixturevalue(request.param)
+    return server
 
 
 def found_below(root: str) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from tests.fuse.bucket import Bucket
 from tests.fuse.mount import Mount, Mounting
 from tests.servers.process import wait_until
-from tests.servers.proxy import Proxy
+from tests.servers.proxy import Proxy, Seen
 
 MIB = 1 << 20
 SMALL = {"hot": {"chunk_size": "1MiB"}}
@@ -64,12 +64,18 @@ def test_what_is_pinned_is_hot_and_stays(bucket: Bucket, proxy: Proxy, mounting:
 def test_a_pin_outlives_the_daemon_and_is_fetched_by_its_successor(bucket: Bucket, proxy: Proxy, mounting: Mounting) -> None:
     bodies = fill(bucket)
     mount = mounting(bucket, via=proxy)
-    proxy.before = lambda seen: time.sleep(0.3) if not seen.is_list else None  # a slow store: the fetch is under way at the kill
+    released = threading.Event()
+
+    def hold(seen: Seen) -> None:
+        if not seen.is_list:
+            released.wait(60)
+
+    proxy.before = hold  # the fetch is under way when the daemon is killed
     ran = mount.tiercache("pin", mount.root / "kept")
     assert ran.code == 0, ran.err
     mount.kill()
+    released.set()
     mount.start()
-    proxy.before = lambda _: None
     assert [pin["path"].rstrip("/") for pin in mount.tiercache("pins", "--json").json["pins"]] == [f"{bucket.name}/kept"]
     keys = [key for key in bodies if key.startswith("kept/")]
     wait_until(lambda: all(residency(mount.root / key) == b"hot,cold" for key in keys), "the fetch of what is pinned", 20)

@@ -75,7 +75,8 @@ def test_whole_bucket_is_equal_and_the_second_pass_causes_no_get(
 def test_eight_processes_that_read_one_cold_file_fetch_each_byte_once(
     bucket: Bucket, proxy: Proxy, mounting: Mounting, tmp_path: Path, size_bytes: int
 ) -> None:
-    body = random.Random(8).randbytes(size_bytes)
+    rng = random.Random(8)
+    body = b"".join(rng.randbytes(MIB) for _ in range(size_bytes // MIB))  # more than 256 MiB at once overflow
     (tmp_path / "truth").write_bytes(body)
     bucket.put("shared.bin", body)
     mount = mounting(bucket, via=proxy)

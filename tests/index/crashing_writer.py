@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import samples
 import trio
 
+from tests.index import samples
 from tiercache.index.index import PutEntry, PutPin
 from tiercache.index.lmdb import open_index
 

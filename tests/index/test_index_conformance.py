@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import samples
 import trio
 
+from tests.index import samples
 from tiercache.core.record import ROOT_INODE, ChunkRecord, DirectoryState, Inode, Kind
 from tiercache.index.index import (
     DropChunk,

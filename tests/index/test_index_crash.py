@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import samples
-
 import tiercache
+from tests.index import samples
 from tiercache.core.record import ROOT_INODE
 from tiercache.index.lmdb import LmdbIndex, open_index
 

@@ -6,11 +6,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import samples
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.index import samples
 from tiercache.core.record import ROOT_INODE, ChunkRecord, DirectoryState, Inode, Kind
 from tiercache.index.index import (
     Change,

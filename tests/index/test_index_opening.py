@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import samples
 
+from tests.index import samples
 from tiercache.core.record import ChunkRecord, HotRecord, ObjectId
 from tiercache.errors import HotSick
 from tiercache.index import opening

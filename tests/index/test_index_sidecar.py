@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import samples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.index import samples
 from tiercache.core.record import ChunkRecord
 from tiercache.index import sidecar
 from tiercache.index.compaction import MIN_LOG_BYTES

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import samples
 import trio
 
+from tests.index import samples
 from tiercache.core.record import ChunkRecord, ObjectId
 from tiercache.errors import HotSick, IndexDamaged
 from tiercache.index import queue

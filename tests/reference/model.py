@@ -435,11 +435,6 @@ class Model:
         assert self.mount.engine.reader._budget.used_bytes == 0
         if not holdings.has_residue:
             known_bytes = self.index.held_bytes(0)
-            if ledger.held_bytes != known_bytes:
-                h=self.mount.engine.holdings
-                print("DBG", ledger.held_bytes, known_bytes, h._residue._bytes, h._leftovers, h._doubtful, {k.hex()[:6]:(v.users,sorted(v.present),v.complete,v.changes_count,v.committed_count) for k,v in h._held.items()})
-                for r in self.index.index.all_hot(): print("DBG", r.object_id.hex()[:6], r.key, r.size_bytes, r.held_bytes, r.complete, sorted(self.index.index.chunks(r.object_id)))
-                for i, size, occ in self.disk.walk(0): print("DBGF", i.hex()[:6], size, occ)
             assert ledger.held_bytes == known_bytes, f"{ledger.held_bytes} accounted for, {known_bytes} in the index"
         self.check()
 

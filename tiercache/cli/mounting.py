@@ -116,8 +116,8 @@ def _already(source: str, point: str, socket: str | None) -> Status | None:
     """The status of a daemon that serves `source` there. Raises SetupError when it serves something else."""
     from tiercache.admin.client import Client
     from tiercache.admin.locate import daemon_of_mountpoint
-    from tiercache.fuse.mountpoint import mounts
     from tiercache.config.location import parse_source
+    from tiercache.fuse.mountpoint import mounts
 
     if all(mount.path != point for mount in mounts()):
         return None

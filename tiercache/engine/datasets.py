@@ -62,9 +62,9 @@ async def build_datasets(config: Config, tally: Tally, nursery: trio.Nursery) ->
         except SetupError as error:
             failures.append(error)
 
-    async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as probing:
         for store in stores:
-            nursery.start_soon(probe, store)
+            probing.start_soon(probe, store)
     if failures:
         for store in stores:
             await store.aclose()

@@ -271,14 +271,21 @@ class _ProgressSink(MemorySink):
 
     def __init__(self, capacity_bytes: int, on_progress: Callable[[int], None]) -> None:
         super().__init__(capacity_bytes)
-        self._on_progress = on_progress
+        self._on_progress: Callable[[int], None] | None = on_progress
 
     def buffer(self, wanted_bytes: int) -> memoryview:
         return super().buffer(min(wanted_bytes, 1 << 20))
 
     def advance(self, count: int) -> None:
         super().advance(count)
-        self._on_progress(self.received_bytes)
+        report = self._on_progress
+        if report is not None:
+            report(self.received_bytes)
+
+    def close(self) -> None:
+        """Lets go of the fill, which holds this sink: see `FileSink.close`."""
+        super().close()
+        self._on_progress = None
 
 
 def _cut(fill: Fill, offset: int, length: int) -> list[memoryview]:

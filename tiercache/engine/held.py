@@ -14,7 +14,7 @@ class Held:
 
     `past` says that the last fill had to stream past the hot tier. `brought` remembers which tier below a chunk came from
     while the object was in use: whoever reads it now causes that, so these reads count as that tier's and not as hits.
-    `changes_count` were given to the index, `committed_count` of them are settled there.
+    `changes_count` is how many changes of it were given to the index.
     """
 
     def __init__(self, ref: ObjectRef, chunk_bytes: int) -> None:
@@ -31,7 +31,6 @@ class Held:
         self.is_loaded = False
         self.opening = trio.Lock()
         self.changes_count = 0
-        self.committed_count = 0
 
     def span(self, chunk: int) -> tuple[int, int]:
         return chunk_span(self.ref.size_bytes, self.chunk_bytes, chunk)

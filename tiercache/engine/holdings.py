@@ -33,7 +33,7 @@ import msgspec
 import structlog
 import trio
 
-from tiercache.core.chunk import held_bytes
+from tiercache.core.chunk import chunk_span, held_bytes
 from tiercache.core.eviction import Evict
 from tiercache.core.record import ChunkRecord, HotRecord, ObjectId, ObjectRef
 from tiercache.engine.disks import Disks
@@ -109,7 +109,7 @@ class Holdings:
         assert held.users >= 0, "released more often than acquired"
         if held.users or self._held.get(held.ref.object_id) is not held:
             return
-        if held.committed_count == held.changes_count:
+        if not held.changes_count:
             self._let_go(held)
             return
         self._retiring.append(held)
@@ -133,8 +133,10 @@ class Holdings:
                 log.error("hot_changes_lost", objects=len(batch), error=error.line)
             self._retiring = self._retiring[len(batch) :]
             for held, changes_count in batch:
-                held.committed_count = max(held.committed_count, changes_count)
-                if self._held.get(held.ref.object_id) is not held or held.users or held.committed_count < held.changes_count:
+                if self._held.get(held.ref.object_id) is not held or held.users:
+                    continue  # its last user brings it here again
+                if held.changes_count > changes_count:
+                    self._retiring.append(held)
                     continue
                 self._compare(held)
                 self._let_go(held)
@@ -154,8 +156,17 @@ class Holdings:
             self._residue.add(object_id, SOMEWHERE, held_bytes(held.span(chunk)[1]))
         if record is None:
             held.present, held.complete = set(), False
-        elif lost and record.complete:  # its last chunk was recorded, not all of those before it
-            self._index.submit([PutHot(msgspec.structs.replace(record, complete=False))])
+            return
+        counted_bytes = self._counted_bytes(record)
+        complete = record.complete and not lost  # its last chunk may have been recorded, and not all of those before it
+        self._index.submit([PutHot(msgspec.structs.replace(record, held_bytes=counted_bytes, complete=complete))])
+
+    def _counted_bytes(self, record: HotRecord) -> int:
+        """What the ledger counts for the chunks of a record. Its own sum is wrong where a change was lost and made again."""
+        if record.complete and record.held_bytes == held_bytes(record.size_bytes):
+            return record.held_bytes
+        spans = (chunk_span(record.size_bytes, record.chunk_bytes, chunk) for chunk in self._index.chunks(record.object_id))
+        return sum(held_bytes(length) for _, length in spans)
 
     async def _remove_empty(self, file: HotFile) -> None:
         """Remove a file of which the index knows no chunk, or nothing at all."""
@@ -330,23 +341,23 @@ class Holdings:
 
     async def _remove(self, going: Sequence[ObjectId], ages: dict[ObjectId, int]) -> int:
         """Forget in the index, unlink, release the room: once begun, all of it. How many there were; `ages` as in `evict`."""
-        records: list[HotRecord] = []
+        records: list[tuple[HotRecord, int]] = []
         with trio.CancelScope(shield=True):
             await self._index.commit([])  # what is queued for them first, so that the records tell their true size and age
             for record in filter(None, map(self._index.hot, going)):
                 outdated = ages.get(record.object_id, record.accessed_seconds) != record.accessed_seconds
                 if not outdated and not (ages and self._protected(record)):
-                    records.append(record)
-            await self._index.commit([DropHot(record.object_id) for record in records])
+                    records.append((record, self._counted_bytes(record)))
+            await self._index.commit([DropHot(record.object_id) for record, _ in records])
             self._doubtful.difference_update([victim for victim in going if self._index.hot(victim) is None])
-            for record in records:
-                await self._unlink(record.object_id, record.directory, record.held_bytes, evicted=bool(ages))
+            for record, counted_bytes in records:
+                await self._unlink(record.object_id, record.directory, counted_bytes, evicted=bool(ages))
         return len(records)
 
-    async def _unlink(self, object_id: ObjectId, directory: int, record_bytes: int, *, evicted: bool = False) -> None:
+    async def _unlink(self, object_id: ObjectId, directory: int, counted_bytes: int, *, evicted: bool = False) -> None:
         """Remove a file that no record names any more. One that cannot be removed stays accounted, as a leftover."""
         leftovers = self._leftovers[directory]
-        gone_bytes = record_bytes + self._residue.take_all(object_id) + leftovers.pop(object_id, 0)
+        gone_bytes = counted_bytes + self._residue.take_all(object_id) + leftovers.pop(object_id, 0)
         try:
             await self.disks.run(directory, self._files.unlink, object_id, directory)
         except HotTierError as error:

@@ -26,7 +26,7 @@ from tiercache.index.changes import Pruned, PruneStep
 from tiercache.index.index import Change, Touch
 
 LINGER_SECONDS = 0.05
-"""How long work that nobody waits for may wait for more. It is lost when the process dies before: a chunk is then fetched again."""
+"""How long work that nobody waits for may wait for more. If the process dies before, a chunk is fetched again."""
 
 MAX_TOUCHED = 65_536
 MAX_BATCH_CHANGES = 8_192

@@ -1,7 +1,7 @@
 """The sink that puts a tier's bytes into a hot file, and the memory it lends.
 
-Memory that a sink has lent goes back to the pool only from `advance`, that is from the thread that used it; a loan that was abandoned
-is left to the garbage collector.
+Memory that a sink has lent goes back to the pool only from `advance`, that is from the thread that used it; a loan
+that was abandoned is left to the garbage collector.
 """
 
 from __future__ import annotations
@@ -127,11 +127,15 @@ class FileSink:
         self._pool.give(memory)
         self._lend_bytes = min(2 * self._lend_bytes, self._pool.buffer_bytes)
         self._received += count
-        if self._on_progress is not None:
-            self._on_progress(self._received)
+        report = self._on_progress
+        if report is not None:
+            report(self._received)
 
     def close(self) -> None:
+        """Also lets go of who listens: he holds this sink, and in a cycle the file would stay open until the garbage collector
+        comes by (measured: 110 MB of evicted files beside a limit of 200 MB)."""
         self._closed = True
+        self._on_progress = None
 
 
 def _write(file: HotFile, piece: memoryview, offset: int) -> None:
