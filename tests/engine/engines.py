@@ -189,6 +189,7 @@ class Mounted:
         await until(lambda: self.engine.filler.running_count == 0 and self.ledger.reserved_bytes == 0)
         await self.engine.index.commit([])
         await until(lambda: not holdings._leaving and all(held.users for held in holdings._held.values()))
+        await self.engine.index.commit([])
 
     def counted(self, name: str, *labels: str) -> float:
         """A counter of the tally by its exported name; 0 when nothing was counted."""

@@ -60,7 +60,7 @@ async def read_all(mount: Mounted) -> None:
     await mount.settled()
 
 
-async def test_what_was_read_is_hot_after_a_clean_stop(disk: Path, cold: MemoryCold) -> None:
+async def test_case_08_what_was_read_is_hot_after_a_clean_stop_without_a_look_at_the_files(disk: Path, cold: MemoryCold) -> None:
     hot = await opened(disk, "a")
     assert hot.sweep  # the directory is new: a marker that was removed by hand leaves files behind
     async with mounted(hot, cold, disk) as mount:

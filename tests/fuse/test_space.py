@@ -7,12 +7,14 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.fuse.bucket import Bucket
 from tests.fuse.mount import Mount, Mounting, difference
+from tests.servers.process import wait_until
 from tests.servers.proxy import Proxy
 from tests.tiers.disks import ext4, fill_up
 
@@ -172,3 +174,20 @@ def test_case_07_an_object_larger_than_the_cache_reads_whole_and_does_not_evict_
     assert mount.status()["tiers"]["hot"]["used_bytes"] <= 16_000_000
     hits = mount.metrics()['tiercache_read_bytes_total{dataset="data",tier="hot"}']
     assert hits >= 4 * MIB, "the second pass found nothing of the first"
+
+
+def test_case_06_a_cached_file_that_nobody_uses_is_not_kept_open(mounting: Mounting, tmp_path: Path) -> None:
+    """An evicted file that is still open keeps its blocks, and no count of the cache's directory shows them."""
+    paths = a_dataset(tmp_path / "source", 12 * MIB, 200_000, 3 * MIB)
+    mount = mounting(f"file://{tmp_path}/source", settings=SETTINGS)
+    for path in paths:
+        assert (mount.root / path.name).read_bytes() == path.read_bytes()
+
+    def open_count() -> int:
+        count = 0
+        for link in Path(f"/proc/{mount.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                count += "/hot/objects/" in os.readlink(link)
+        return count
+
+    wait_until(lambda: open_count() == 0, "the last descriptor's end", 5.0)

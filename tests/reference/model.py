@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.engine.engines import DATASET, KIB, Clock, Lagging, Mounted, engine_on, limits, occupied_bytes, until
 from tests.engine.faults import FailingDisk, broken, no_space
@@ -427,6 +428,7 @@ class Model:
 
     async def quiet(self) -> None:
         """Until nothing runs any more; then what must hold at rest."""
+        await wait_all_tasks_blocked()  # what was started a moment ago has begun
         await until(lambda: not self.mount.engine.promotion._wishes and not self.mount.engine.promotion._busy)
         await until(lambda: all(found.done for found in self.mount.engine.pinning._progress.values()))
         await self.mount.settled()

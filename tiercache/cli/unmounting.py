@@ -27,6 +27,8 @@ from tiercache.errors import NoDaemon, SetupError, Unavailable, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tiercache.fuse.mountpoint import Mount
+
 GONE_SECONDS = 30.0
 STALE_SECONDS = 2.0
 POLL_SECONDS = 0.05
@@ -78,7 +80,7 @@ def _stop(address: Path, point: str) -> Unmounted | None:
                 )
             before = mount_at(point)
             client.stop()
-            _await_gone(point, None if before is None else before.mount_id, address, process)
+            _await_gone(point, before, address, process)
     except (NoDaemon, ConnectionRefusedError, FileNotFoundError, ProcessLookupError):
         return None
     except SetupError as error:
@@ -99,14 +101,17 @@ def _process(pid: int | None) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _await_gone(point: str, mount_id: int | None, address: Path, process: int | None) -> None:
-    """Until neither the mount nor the daemon is there: only then the cache directory and the mount point are free again."""
+def _await_gone(point: str, before: Mount | None, address: Path, process: int | None) -> None:
+    """Until neither the mount nor the daemon is there: only then the cache directory and the mount point are free again.
+
+    The kernel gives the id of a mount that is gone to the next one anywhere, so the path has to be the same too.
+    """
     from tiercache.admin.socket import Answer, answer_of
     from tiercache.fuse.mountpoint import mounts
 
     deadline = time.monotonic() + GONE_SECONDS
     while time.monotonic() < deadline:
-        mounted = any(mount.mount_id == mount_id for mount in mounts())
+        mounted = before is not None and any((mount.mount_id, mount.path) == (before.mount_id, before.path) for mount in mounts())
         alive = answer_of(address) is Answer.LIVE if process is None else not select.select([process], [], [], 0)[0]
         if not mounted and not alive:
             return

@@ -252,6 +252,7 @@ class Filler:
             fill.restart()
             fill.held.past = True
             fill.memory = []
+            fill.file = None  # a kept fill must not keep the blocks of a file that is evicted meanwhile
             for offset, length in fill.ranges:
                 sink = _ProgressSink(length, fill.progressed)
                 fill.memory.append(sink)

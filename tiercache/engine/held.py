@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from tiercache.core.chunk import chunk_count, chunk_span, held_bytes
-from tiercache.core.record import ObjectRef
+from tiercache.core.record import HotRecord, ObjectRef
 from tiercache.tiers.hot import HotFile
 
 
@@ -53,3 +53,20 @@ class Held:
         whole_bytes, last = held_bytes(self.chunk_bytes), self.chunk_count - 1
         short_bytes = whole_bytes - held_bytes(self.span(last)[1]) if last in self.present else 0
         return len(self.present) * whole_bytes - short_bytes
+
+    def begun(self, now_seconds: int) -> HotRecord:
+        """The record of a file that was just created, with nothing in it."""
+        assert self.file is not None
+        return HotRecord(
+            object_id=self.ref.object_id,
+            dataset=self.ref.dataset,
+            key=self.ref.key,
+            version=self.ref.version,
+            size_bytes=self.ref.size_bytes,
+            chunk_bytes=self.chunk_bytes,
+            directory=self.file.directory,
+            held_bytes=0,
+            complete=False,
+            accessed_seconds=now_seconds,
+            access_count=1,
+        )

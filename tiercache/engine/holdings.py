@@ -230,7 +230,7 @@ class Holdings:
                 directory = self.room.choose(lambda directory: not self.is_sick(directory))
                 self._refuse_sick(directory)
                 held.file = self._files.begin(held.ref.object_id, held.ref.size_bytes, directory)
-                self._submit(held, PutHot(self._record(held)))
+                self._submit(held, PutHot(held.begun(int(self._clock()))))
             self._refuse_sick(held.file.directory)
             return held.file
 
@@ -437,21 +437,3 @@ class Holdings:
     def is_sick(self, directory: int) -> bool:
         """Did the directory's disk fail a moment ago?"""
         return self.disks.is_sick(directory)
-
-    def _record(self, held: Held) -> HotRecord:
-        """What a file that was just created is in the index."""
-        assert held.file is not None
-        ref = held.ref
-        return HotRecord(
-            object_id=ref.object_id,
-            dataset=ref.dataset,
-            key=ref.key,
-            version=ref.version,
-            size_bytes=ref.size_bytes,
-            chunk_bytes=held.chunk_bytes,
-            directory=held.file.directory,
-            held_bytes=0,
-            complete=False,
-            accessed_seconds=int(self._clock()),
-            access_count=1,
-        )

@@ -178,7 +178,14 @@ async def _ledger(settings: HotSettings, files: HotTier, index: LmdbIndex, posit
 
 def _refuse_full(ledger: Ledger, chunk_bytes: int) -> None:
     """A cache without room for a few chunks would stream everything past itself, and nobody would know why."""
-    if ledger.limit_bytes < MIN_CHUNKS * chunk_bytes:
+    wanted_bytes = MIN_CHUNKS * chunk_bytes
+    if ledger.capacity_bytes < wanted_bytes:
+        raise SetupError(
+            f"the {ledger.capacity_bytes} bytes of cache directory {ledger.name} are too few: {MIN_CHUNKS} chunks "
+            f"of {chunk_bytes} bytes must fit",
+            hint="give it more with --hot-size (hot.capacity), or a disk with more free space",
+        )
+    if ledger.limit_bytes < wanted_bytes:
         raise SetupError(
             f"the disk of cache directory {ledger.name} is too full for a cache: {ledger.filesystem_free_bytes} of "
             f"{ledger.filesystem_total_bytes} bytes are free, of which {ledger.min_free_bytes} must stay free",
