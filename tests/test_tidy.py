@@ -127,7 +127,7 @@ def test_the_pins_are_names_and_versions_only() -> None:
     assert len(names) == len(set(names)), "a package is pinned twice"
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = [*tables["dependencies"], *tables["optional-dependencies"]["dev"]]
-    wanted = {re.sub(r"[-_.]+", "-", entry.partition("[")[0]).lower() for entry in listed}
+    wanted = {re.sub(r"[-_.]+", "-", re.split(r"[\[<>=]", entry)[0]).lower() for entry in listed}
     assert wanted - set(names) == set(), "a dependency has no pin"
 
 

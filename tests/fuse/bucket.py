@@ -37,6 +37,16 @@ class Bucket:
             list(pool.map(lambda file: self.put(str(file.relative_to(directory)), file.read_bytes()), files))
 
 
+def remove_bucket(bucket: Bucket) -> None:
+    """With all its objects. SeaweedFS gives each bucket volumes of its own, and has as many as fit on the disk."""
+    client = bucket.account.client
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name):
+        keys = [{"Key": item["Key"]} for item in page.get("Contents", [])]
+        if keys:
+            client.delete_objects(Bucket=bucket.name, Delete={"Objects": keys, "Quiet": True})
+    client.delete_bucket(Bucket=bucket.name)
+
+
 def new_bucket(account: S3Account) -> Bucket:
     name = f"b{uuid.uuid4().hex[:12]}"
     account.make_bucket(name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.fuse.bucket import Bucket, new_bucket
+from tests.fuse.bucket import Bucket, new_bucket, remove_bucket
 from tests.fuse.mount import Mount, Mounting
 from tests.servers.moto import Moto, running_moto
 from tests.servers.proxy import Proxy, running_proxy
@@ -44,8 +44,10 @@ def rgw(can_mount: None) -> Iterator[Rgw]:
 
 
 @pytest.fixture
-def bucket(weed: Weed) -> Bucket:
-    return new_bucket(weed)
+def bucket(weed: Weed) -> Iterator[Bucket]:
+    made = new_bucket(weed)
+    yield made
+    remove_bucket(made)
 
 
 @pytest.fixture

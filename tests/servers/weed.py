@@ -43,6 +43,7 @@ class Weed(S3Account):
             "ip.bind": "127.0.0.1",
             "master.telemetry": "false",
             "master.electionTimeout": "1s",
+            "master.volumeSizeLimitMB": 128,  # a bucket takes several volumes, and only so many fit on the disk
             "admin.ui": "false",
             "admin.port": admin,
             "webdav": "false",
