@@ -9,8 +9,34 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 
 import structlog
+
+BURST_COUNT = 20
+WINDOW_SECONDS = 10.0
+
+
+class Throttle:
+    """At most BURST_COUNT lines of one event in WINDOW_SECONDS; the next line after that says how many were left out.
+
+    A disk that is full or a store that is down would otherwise fill the log with one line for each request.
+    """
+
+    def __init__(self) -> None:
+        self._windows: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        name, now = str(event.get("event")), time.monotonic()
+        began, count = self._windows.get(name, (now, 0))
+        if now - began >= WINDOW_SECONDS:
+            if count > BURST_COUNT:
+                event["left_out"] = count - BURST_COUNT
+            began, count = now, 0
+        self._windows[name] = began, count + 1
+        if count >= BURST_COUNT:
+            raise structlog.DropEvent
+        return event
 
 
 def configure() -> None:
@@ -20,6 +46,7 @@ def configure() -> None:
         stamp = [structlog.processors.TimeStamper(fmt="iso", utc=True)]
     structlog.configure(
         processors=[
+            Throttle(),
             structlog.processors.add_log_level,
             *stamp,
             structlog.processors.format_exc_info,
