@@ -153,6 +153,21 @@ async def test_a_damaged_index_is_rebuilt_and_its_copies_verified(disk: Path, co
     await hot.close(clean=True)
 
 
+async def test_an_index_that_was_removed_by_hand_leaves_no_files_that_nobody_knows_of(disk: Path, cold: MemoryCold) -> None:
+    hot = await opened(disk, "a")
+    async with mounted(hot, cold, disk) as mount:
+        await read_all(mount)
+    await hot.close(clean=True)
+    for name in ("data.mdb", "objects.log", "clean"):
+        (disk / "a" / "index" / name).unlink()
+
+    hot = await opened(disk, "a")
+    assert hot.sweep
+    async with mounted(hot, cold, disk) as mount:
+        assert await mount.engine.holdings.sweep(0) == len(FILES)
+    await hot.close(clean=True)
+
+
 async def test_a_second_daemon_is_refused_and_a_failed_start_holds_nothing(disk: Path) -> None:
     hot = await opened(disk, "a")
     with pytest.raises(SetupError, match="in use"):

@@ -114,6 +114,7 @@ async def _open(settings: HotSettings, claims: list[Claim]) -> HotSet:
         return True
 
     boot_id = (await trio.Path(BOOT_ID).read_text()).strip()
+    is_new = not await trio.Path(home / INDEX / DATA_NAME).exists()  # removed by hand: then nobody knows of the files
     index = await open_index(home / INDEX, boot_id=boot_id, exists=exists)
     health = index.health
     if health.rebuilt:
@@ -127,7 +128,7 @@ async def _open(settings: HotSettings, claims: list[Claim]) -> HotSet:
     except BaseException:
         await index.aclose(clean=False)
         raise
-    sweep = health.unclean or bool(health.rebuilt) or bool(notices) or adopted
+    sweep = health.unclean or bool(health.rebuilt) or bool(notices) or adopted or is_new
     return HotSet([str(each.path) for each in ordered], claims, files, index, ledgers, notices, sweep)
 
 
