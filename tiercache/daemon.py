@@ -230,7 +230,10 @@ class Daemon:
 
     async def _stop_on_signal(self, serving: trio.CancelScope) -> None:
         """A signal ends the mount even if files are open, because a supervisor waits for us: their next read fails then."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        ending = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup(1) is obeyed
+            ending.append(signal.SIGHUP)
+        with trio.open_signal_receiver(*ending) as signals:
             async for _ in signals:
                 notify("STOPPING=1")
                 try:

@@ -136,8 +136,8 @@ def test_unknown_routes_answer_json(address: Path, method: str, route: str, code
         assert route in answer.json()["error"]
 
 
-@pytest.mark.parametrize("ttl", [0, -1])
-def test_a_pin_needs_a_positive_time_to_live(address: Path, ttl: float) -> None:
+@pytest.mark.parametrize("ttl", [0, -1, 1e308, 2**63])
+def test_a_pin_needs_a_positive_time_to_live_of_at_most_a_century(address: Path, ttl: float) -> None:
     with serving(FakeControl(), address), Client(address) as client, pytest.raises(UsageError, match="ttl_seconds"):
         client.pin(PinRequest([], "me", ttl_seconds=ttl))
 

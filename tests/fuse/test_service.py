@@ -45,6 +45,14 @@ def test_readiness_is_told_when_it_can_be_read_and_sigterm_ends_it_cleanly(
     assert "Traceback" not in mount.log_text()
 
 
+def test_a_terminal_that_hangs_up_ends_it_cleanly(bucket: Bucket, mounting: Mounting) -> None:
+    bucket.put("file", b"content")
+    mount = mounting(bucket, settings={})
+    os.kill(mount.pid, signal.SIGHUP)
+    assert mount.exit_code() == 0
+    assert not is_mounted(mount.point)
+
+
 def test_sigterm_does_not_wait_for_open_files(bucket: Bucket, mounting: Mounting) -> None:
     bucket.put("file", b"content")
     mount = mounting(bucket, settings={})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from pathlib import Path
 
@@ -389,6 +391,46 @@ async def test_case_12_a_chain_that_brings_nothing_new_is_left_in_peace(issued: 
                     await read(tier, ref_of(tier, LISTED))
     assert len(server.asked) == 5
     assert (await trio.Path(issued).read_text()).split() == ["run", "run"]  # the first, and one after the first complaint
+
+
+@pytest.mark.parametrize("nonsense", ["<html>", "[]", '{"Version": 1, "AccessKeyId": "A"}', ""])
+async def test_case_12_an_issuer_that_answers_nonsense_is_a_refusal(issued: Path, tmp_path: Path, nonsense: str) -> None:
+    (tmp_path / "answer").write_text(nonsense)
+    (tmp_path / "issuer").write_text(f"#!/bin/sh\ncat {tmp_path}/answer\n")
+    with running_scripted(lambda _: whole()) as server:
+        async with open_s3(server.endpoint_url) as tier:
+            with pytest.raises(AccessDenied, match=r"^credentials: "):
+                await tier.head("dir/key")
+    assert server.asked == []
+
+
+async def test_case_12_an_issuer_that_breaks_later_is_waited_for(issued: Path, tmp_path: Path) -> None:
+    """The credentials are always about to expire, so each request asks for others first."""
+    soon = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
+    good = json.dumps({"Version": 1, "AccessKeyId": "A", "SecretAccessKey": "s", "SessionToken": "t", "Expiration": soon})
+    answer = tmp_path / "answer"
+    answer.write_text(good)
+    (tmp_path / "issuer").write_text(f"#!/bin/sh\ncat {answer}\n")
+    with running_scripted(lambda _: whole()) as server:
+        async with open_s3(server.endpoint_url) as tier:
+            await read(tier, ref_of(tier, LISTED))
+            answer.write_text("<html>")
+            with pytest.raises(Unavailable, match="credentials cannot be refreshed"):
+                await read(tier, ref_of(tier, LISTED))
+            answer.write_text(good)
+            await read(tier, ref_of(tier, LISTED))
+
+
+async def test_case_12_a_token_file_that_is_missing_is_waited_for(
+    credentials_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await trio.Path(credentials_file).unlink()
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/nonexistent/token")
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/x")
+    with running_scripted(lambda _: whole()) as server:
+        async with open_s3(server.endpoint_url) as tier:
+            with pytest.raises(Unavailable, match="/nonexistent/token"):
+                await tier.head("dir/key")
 
 
 async def test_case_10_unreachable_metadata_endpoint_is_a_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:

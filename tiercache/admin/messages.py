@@ -19,6 +19,8 @@ from typing import Annotated, Literal, NoReturn, TypeVar
 
 import msgspec
 
+from tiercache.config.quantity import MAX_DURATION_SECONDS
+
 TierState = Literal["ok", "degraded", "down", "absent"]
 """ok; degraded: works, but not fully (full, slow, one of several gone); down: not used now; absent: not configured."""
 
@@ -172,7 +174,7 @@ class PinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paths: list[str]
     owner: str
     reason: str = ""
-    ttl_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    ttl_seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_DURATION_SECONDS)] | None = None
     dry_run: bool = False
 
 

@@ -101,7 +101,7 @@ def from_mount(
     dataset = {
         "name": _default_name(parse_source(source)) if name is None else name,
         "cold": source,
-        "replica": None if replica is None else os.path.abspath(replica),
+        "replica": None if replica is None else _absolute(replica),
         "endpoint_url": endpoint_url,
         "region": region,
         "profile": profile,
@@ -112,10 +112,15 @@ def from_mount(
     modes = {"allow_other": allow_other, "uid": uid, "gid": gid, "file_mode": file_mode, "dir_mode": dir_mode}
     document = {
         "mount": {"point": point, **_given(modes)},
-        "hot": _given({"paths": [os.path.abspath(path) for path in hot] or None, "capacity": hot_size}),
+        "hot": _given({"paths": [_absolute(path) for path in hot] or None, "capacity": hot_size}),
         "datasets": [{key: value for key, value in _given(dataset).items() if value is not False}],
     }
     return _Reading("", _OPTIONS).config(document, single=True)
+
+
+def _absolute(path: str) -> str:
+    """An empty path stays one, to be refused: a variable that was not set must not mean the working directory."""
+    return os.path.abspath(path) if path else path
 
 
 def default_hot_path(mountpoint: str) -> str:

@@ -51,6 +51,8 @@ def _path_faults(config: Config) -> Iterator[Fault]:
     for place, path in _directories(config):
         if "\0" in path:
             yield Fault(place, "holds a NUL character", "write the directory's path")
+        if place.startswith("hot.") and not _is_utf8(path):
+            yield Fault(place, f"{path!r} is not UTF-8", "choose another name: LMDB, which keeps the index, takes no other")
         if not path.startswith("/"):
             yield Fault(place, f"{path!r} is not an absolute path", "begin it with /")
     socket = config.admin.socket
@@ -63,6 +65,14 @@ def _path_faults(config: Config) -> Iterator[Fault]:
             )
     if config.admin.group == "":
         yield Fault("admin.group", "is empty", "name a group, or leave the key out")
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _limit_faults(config: Config) -> Iterator[Fault]:
@@ -105,6 +115,9 @@ def _endpoint_faults(place: str, url: str | None) -> Iterator[Fault]:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number, a bracket that is not closed
         usable = False
+    if "@" in url:  # it is not repeated: what stands before the @ is a secret
+        yield Fault(place, "holds a user name", "take out what stands before the @; credentials come as the AWS tools take them")
+        return
     if not usable or any(character.isspace() for character in url):
         yield Fault(place, f"{url!r} is not the URL of an endpoint", hint)
 

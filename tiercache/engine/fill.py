@@ -16,6 +16,7 @@ others, and its end is bounded by the cold tier's deadline.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -87,8 +88,8 @@ class Fill:
         """Until these bytes are there. Raises what the fill failed with."""
         while not self.covers(offset, length):
             if self.done.is_set():
-                assert self.error is not None, "a fill that ended well covers its chunk"
-                raise self.error
+                self.check()
+                raise AssertionError("a fill that ended well covers its chunk")
             event = trio.Event()
             self._waiting.append((offset, length, event))
             if not self.covers(offset, length):  # else they came just now, before the thread that receives could see who waits
@@ -111,8 +112,13 @@ class Fill:
                 still.append((offset, length, event))
         self._waiting = still
 
+    def check(self) -> None:
+        """Raises what the fill failed with, if it has failed."""
+        if self.error is not None:
+            raise copy.copy(self.error)
+
     def finish(self, error: TiercacheError | None) -> None:
-        self.error = error
+        self.error = None if error is None else error.with_traceback(None)  # its frames hold this fill
         self.done.set()
         self._wake()
 
@@ -138,9 +144,10 @@ class Filler:
         self._failed = failed
         self._fills: dict[tuple[ObjectId, int], Fill] = {}
         self._kept: OrderedDict[tuple[ObjectId, int], Fill] = OrderedDict()
-        slots = max(2, MEMORY_BYTES // holdings.chunk_bytes)
-        self._kept_limit = slots // 2
-        self._memory = trio.CapacityLimiter(slots - self._kept_limit)
+        half_bytes = max(MEMORY_BYTES // 2, holdings.chunk_bytes)
+        self._memory_free_bytes = half_bytes
+        self._kept_limit_bytes = half_bytes
+        self._kept_bytes = 0
 
     def running(self, object_id: ObjectId, chunk: int) -> Fill | None:
         """The fill that has or will have the chunk's bytes: one that runs, or one kept in memory past the hot tier."""
@@ -188,7 +195,7 @@ class Filler:
             try:
                 await self._into_file(fill)
             except HotTierError as why:
-                await self._into_memory(key, fill, why)
+                await self._past(key, fill, why)
         except TiercacheError as failure:
             error = failure
             self._failed(fill.tier, failure)
@@ -211,7 +218,8 @@ class Filler:
             fill.ranges = []
             fill.tier = "hot"
             return
-        reservation = await holdings.reserve(held, chunk)
+        evict = not self._source(held.ref.dataset).in_trouble  # what is hot is not given up for bytes that may never come
+        reservation = await holdings.reserve(held, chunk, evict=evict)
         held.past = False
         finished = False
         sinks: list[FileSink] = []
@@ -241,30 +249,48 @@ class Filler:
             if finished:
                 holdings.commit_chunk(held, chunk, digest, reservation)
                 held.brought[chunk] = fill.tier
-                self._kept.pop((held.ref.object_id, chunk), None)
+                self._drop_kept((held.ref.object_id, chunk))
                 self._filled(fill.tier)
             else:
                 holdings.abandon_chunk(held, chunk, fill.received_bytes, reservation)
 
-    async def _into_memory(self, key: tuple[ObjectId, int], fill: Fill, why: HotTierError) -> None:
-        ref = fill.held.ref
-        async with self._memory:
-            fill.restart()
-            fill.held.past = True
-            fill.memory = []
-            fill.file = None  # a kept fill must not keep the blocks of a file that is evicted meanwhile
-            for offset, length in fill.ranges:
-                sink = _ProgressSink(length, fill.progressed)
-                fill.memory.append(sink)
-                fill.add(sink)
-                try:
-                    await self._fetch(fill, offset, length, sink)
-                finally:
-                    sink.close()
-            self._streamed(ref.dataset, "full" if isinstance(why, HotFull) else "sick", fill.received_bytes)
-            self._kept[key] = fill
-            while len(self._kept) > self._kept_limit:
-                self._kept.popitem(last=False)
+    async def _past(self, key: tuple[ObjectId, int], fill: Fill, why: HotTierError) -> None:
+        """Fill the chunk into memory. Raises `why` when there is no memory for it: readers then fetch their extents alone.
+
+        Waiting for memory instead would add up the deadlines of all who wait when a store does not answer.
+        """
+        size_bytes = sum(length for _, length in fill.ranges)
+        if size_bytes > self._memory_free_bytes:
+            raise why
+        self._memory_free_bytes -= size_bytes
+        try:
+            await self._into_memory(fill)
+        finally:
+            self._memory_free_bytes += size_bytes
+        self._streamed(fill.held.ref.dataset, "full" if isinstance(why, HotFull) else "sick", fill.received_bytes)
+        self._drop_kept(key)
+        self._kept[key] = fill
+        self._kept_bytes += fill.received_bytes
+        while self._kept_bytes > self._kept_limit_bytes:
+            self._drop_kept(next(iter(self._kept)))
+
+    def _drop_kept(self, key: tuple[ObjectId, int]) -> None:
+        if (fill := self._kept.pop(key, None)) is not None:
+            self._kept_bytes -= fill.received_bytes
+
+    async def _into_memory(self, fill: Fill) -> None:
+        fill.restart()
+        fill.held.past = True
+        fill.memory = []
+        fill.file = None  # a kept fill must not keep the blocks of a file that is evicted meanwhile
+        for offset, length in fill.ranges:
+            sink = _ProgressSink(length, fill.progressed)
+            fill.memory.append(sink)
+            fill.add(sink)
+            try:
+                await self._fetch(fill, offset, length, sink)
+            finally:
+                sink.close()
 
 
 class _ProgressSink(MemorySink):

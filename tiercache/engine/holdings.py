@@ -238,14 +238,20 @@ class Holdings:
         if self.is_sick(directory):
             raise HotSick(f"hot directory {directory} failed a moment ago")
 
-    async def reserve(self, held: Held, chunk: int) -> Reservation:
-        """Room for one chunk of a begun object, evicting others if need be. Raises HotFull."""
+    async def reserve(self, held: Held, chunk: int, *, evict: bool = True) -> Reservation:
+        """Room for one chunk of a begun object, by evicting others if need be and allowed. Raises HotFull.
+
+        One object gets no more than the low watermark: what is larger would be evicted as a whole by the next reclaim.
+        """
         assert held.file is not None
+        self.room.refuse_giant(held.file.directory, held.present_bytes, held_bytes(held.span(chunk)[1]))
         wanted_bytes = held_bytes(held.span(chunk)[1]) - self._residue.of(held.ref.object_id, chunk)
         directory = held.file.directory
         try:
             return self.room.reserve(directory, wanted_bytes)
         except HotFull:
+            if not evict:
+                raise
             await self.make_room(directory, wanted_bytes)
             return self.room.reserve(directory, wanted_bytes)
 

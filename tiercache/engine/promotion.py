@@ -68,8 +68,7 @@ class Promotion:
                 if fill is None or fill.done.is_set():  # one that is done went past the hot tier, when that had no room
                     fill = self._filler.start(held, chunk, begin, background=True)
                 await fill.done.wait()
-                if fill.error is not None:
-                    raise fill.error
+                fill.check()
                 if not held.has(chunk):
                     raise HotFull(f"{ref.key} does not fit into the hot tier")
         finally:

@@ -36,7 +36,7 @@ from tiercache.engine.held import Held
 from tiercache.engine.holdings import Holdings
 from tiercache.engine.namespace import Namespace
 from tiercache.engine.source import Source
-from tiercache.errors import HotFull, HotSick, NotFound, TiercacheError, Unavailable, VersionChanged
+from tiercache.errors import HotFull, HotSick, HotTierError, NotFound, TiercacheError, Unavailable, VersionChanged
 from tiercache.tiers.hot import hash_range, read, read_resident
 from tiercache.tiers.tier import MemorySink
 
@@ -142,6 +142,7 @@ class Reader:
         file.opens -= 1
         if file.opens == 0:
             del self._opened[inode]
+            file.held.brought.clear()
             self._holdings.release(file.held)
 
     @property
@@ -156,8 +157,8 @@ class Reader:
             if held.chunk_count == 1 or (entry.archived and not held.has(0)):  # few listings tell what was restored: a GET does
                 fill = self._filler.running(entry.object_id, 0) or self._filler.start(held, 0, 0)
                 await fill.confirmed.wait()
-                if fill.error is not None:
-                    raise fill.error
+                if not isinstance(fill.error, HotTierError):  # the hot tier's trouble is no reason not to open: reads go past it
+                    fill.check()
             elif self._namespace.age_seconds(entry) > CONFIRM_SECONDS:
                 now = None
                 try:

@@ -14,6 +14,7 @@ import trio
 from tiercache.core.eviction import Candidate, Evict, SampledLru
 from tiercache.core.record import HotRecord, ObjectId
 from tiercache.core.watermark import blocks
+from tiercache.errors import HotFull
 from tiercache.index.index import Index
 from tiercache.tiers.space import Ledger, Reservation
 
@@ -42,6 +43,13 @@ class Room:
     def reserve(self, directory: int, length_bytes: int) -> Reservation:
         """Raises HotFull with the numbers."""
         return self.ledgers[directory].reserve(length_bytes)
+
+    def refuse_giant(self, directory: int, present_bytes: int, wanted_bytes: int) -> None:
+        """Raises HotFull when an object would take more of the directory than reclaim leaves to all of them."""
+        ledger = self.ledgers[directory]
+        most_bytes = int(ledger.limit_bytes * ledger.low_ratio) - ledger.overhead_bytes
+        if present_bytes + wanted_bytes > most_bytes:
+            raise HotFull(f"an object may take {most_bytes} bytes of {ledger.name}, and holds {present_bytes} of them")
 
     def lacks_bytes(self, directory: int, wanted_bytes: int) -> int:
         """What has to be evicted before so much can be reserved; more than that where others have filled the disk."""

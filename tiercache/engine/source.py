@@ -33,6 +33,11 @@ class Source:
         self._passed = passed
         self._reads = 0
 
+    @property
+    def in_trouble(self) -> bool:
+        """Did the cold store's last request fail?"""
+        return bool(self._dataset.trouble())
+
     async def read(
         self,
         ref: ObjectRef,

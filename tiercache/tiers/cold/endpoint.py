@@ -47,6 +47,17 @@ CREDENTIALS_HINT = (
     "or --no-sign-request for a public bucket"
 )
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_CHAIN_FAULTS = (
+    botocore.exceptions.BotoCoreError,
+    botocore.exceptions.ClientError,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+)
+"""What the credential chain raises: botocore passes on what a missing token file or an issuer that answers no JSON leads to."""
+
 _SOUGHT_KEY = "key"
 
 
@@ -188,7 +199,7 @@ class Endpoint:
             credentials = self._load()
         try:
             frozen = credentials.get_frozen_credentials()
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+        except _CHAIN_FAULTS as error:
             raise Unavailable(
                 f"credentials cannot be refreshed: {error}", hint="log in again, or see what issues them"
             ) from error
@@ -212,7 +223,7 @@ class Endpoint:
     def _walk_chain(self) -> Any:
         try:
             found = self._new_session().get_credentials()
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+        except _CHAIN_FAULTS as error:
             raise AccessDenied(f"credentials: {error}", hint=CREDENTIALS_HINT) from error
         if found is None:
             raise AccessDenied("no AWS credentials found", hint=CREDENTIALS_HINT)
@@ -250,7 +261,9 @@ def _check_url(url: str) -> None:
         raise SetupError(f"endpoint URL {url!r}: {error}", hint=hint) from error
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         raise SetupError(f"endpoint URL {url!r} is malformed", hint=hint)
-    if parts.query or parts.fragment or parts.username:
+    if parts.username is not None:  # the URL is not repeated: what stands before the @ is a secret
+        raise SetupError("the endpoint URL holds a user name", hint=f"{hint}, without what stands before an @")
+    if parts.query or parts.fragment:
         raise SetupError(f"endpoint URL {url!r} has parts that an endpoint cannot have", hint=hint)
 
 
