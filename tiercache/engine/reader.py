@@ -45,8 +45,9 @@ log = structlog.get_logger()
 CONFIRM_SECONDS = 1.0
 CONFIRM_WAIT_SECONDS = 2.0
 REFUSAL_SECONDS = 1.0
-"""For so long after a read of a file waited in vain, its next one fails at once: the kernel repeats a failed read-ahead page
-by page, and each repetition would wait for the whole deadline again."""
+"""For so long after a read waited in vain, the next ones of its dataset fail at once, unless the store has answered since.
+The kernel repeats a failed read-ahead page by page, and keeps all but twelve waiting reads back: each would wait for the whole
+deadline again, one after another."""
 
 
 class Observer(Protocol):
@@ -71,14 +72,7 @@ class OpenFile:
         self.held = held
         self.opens = 0
         self.ahead_bytes = 0
-        self.refusal: Unavailable | None = None
-        self.refused_until = 0.0
         self.streams = Streams(max_window_bytes=max_window_bytes)
-
-    def refuse_in_vain(self, now: float, chunks: Iterable[int]) -> None:
-        """Raises what the last read failed with, if that was a moment ago and this one needs bytes from below too."""
-        if self.refusal is not None and now < self.refused_until and not all(self.held.has(chunk) for chunk in chunks):
-            raise self.refusal
 
 
 class Reader:
@@ -108,6 +102,7 @@ class Reader:
         self._window_bytes = min(read_ahead_bytes // 2, 16 * holdings.chunk_bytes)
         self._budget = Budget(read_ahead_bytes)
         self._touches = Touches(touches_capacity(holdings.room.capacity_bytes, holdings.chunk_bytes))
+        self._refusals: dict[str, tuple[float, str]] = {}
         self._opened: dict[Inode, OpenFile] = {}
         self._verifying: dict[tuple[ObjectId, int], trio.Event] = {}
 
@@ -206,7 +201,7 @@ class Reader:
         if data is not None:
             tier = held.origin(offset // held.chunk_bytes)
         else:
-            file.refuse_in_vain(began, chunks_of(offset, length, held.chunk_bytes))
+            self._refuse_in_vain(held, began, chunks_of(offset, length, held.chunk_bytes))
             run = file.streams.observe(offset, length)
             try:
                 data, tier = await self._assemble(held, run, offset, length)
@@ -215,13 +210,19 @@ class Reader:
                 raise VersionChanged(str(error)) from error
             except Unavailable as error:
                 now = time.perf_counter()
-                if error is not file.refusal and now - began > REFUSAL_SECONDS:
-                    file.refusal, file.refused_until = error, now + REFUSAL_SECONDS
+                if now - began > REFUSAL_SECONDS:
+                    self._refusals[held.ref.dataset] = now + REFUSAL_SECONDS, str(error)
                 raise
             if not held.complete:
                 self._look_ahead(file, run)
         self._observer.read_done(file.entry.dataset, tier, len(data), time.perf_counter() - began)
         return data
+
+    def _refuse_in_vain(self, held: Held, now: float, chunks: Iterable[int]) -> None:
+        """Raises Unavailable if a read of the dataset failed a moment ago, nothing came since, and this one needs bytes too."""
+        until, message = self._refusals.get(held.ref.dataset, (0.0, ""))
+        if now < until and self._source(held.ref.dataset).in_trouble and not all(held.has(chunk) for chunk in chunks):
+            raise Unavailable(message)
 
     def _resident(self, held: Held, offset: int, length: int) -> bytes | None:
         try:
