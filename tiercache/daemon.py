@@ -10,6 +10,7 @@ heals it.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -42,6 +43,7 @@ log = structlog.get_logger()
 Report = Callable[[StartReport], None]
 
 REPORT_FD = 3
+FILES = 1 << 20
 SWITCH_SECONDS = 0.001
 """How long a thread may hold the GIL while another wants it: threads that receive must not delay the event loop."""
 
@@ -51,6 +53,7 @@ def run(config: Config, *, report: Report) -> int:
     configure()
     sys.setswitchinterval(SWITCH_SECONDS)
     os.umask(0o077)
+    _raise_file_limit()
     once = _Once(report)
     try:
         trio.run(_serve, config, once)
@@ -67,6 +70,13 @@ def run(config: Config, *, report: Report) -> int:
         once(StartReport(error=str(error), hint=error.hint))
         return 1
     return 0
+
+
+def _raise_file_limit() -> None:
+    """Every open hot file and every connection is a descriptor: take all that the hard limit allows, within reason."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class _Once:

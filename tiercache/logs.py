@@ -10,6 +10,8 @@ import logging
 import os
 import sys
 import time
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 
@@ -39,6 +41,21 @@ class Throttle:
         return event
 
 
+class Unfailing:
+    """A stream. A line that cannot be written (the disk is full, the reader has gone) is lost, and nothing else is."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
 def configure() -> None:
     """Idempotent."""
     stamp: list[structlog.typing.Processor] = []
@@ -53,7 +70,7 @@ def configure() -> None:
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, Unfailing(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, format="level=%(levelname)s event=library logger=%(name)s message=%(message)r")

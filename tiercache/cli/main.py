@@ -10,7 +10,6 @@ boto3, rich, httpx) are imported by the commands that need them, in their functi
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -87,8 +86,7 @@ def run() -> NoReturn:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader (`head`) has gone. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.silence()
         code = FAILED
     sys.exit(code)
 

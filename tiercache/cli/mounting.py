@@ -166,8 +166,11 @@ def _in_foreground(config: Config, source: str, as_json: bool) -> int:
     def report(start: StartReport) -> None:
         if start.ready is None:
             _show_failure(start, as_json)
-        else:
+            return
+        try:
             _show(Mounted(config.mount.point, source, False, "", start.ready), as_json)
+        except OSError:  # nobody listens any more; the mount is there all the same
+            output.silence()
 
     return run(config, report=report)
 

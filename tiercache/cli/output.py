@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -91,6 +92,11 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 def flush() -> None:
     """A command that goes on running shows what it has said."""
     sys.stdout.flush()
+
+
+def silence() -> None:
+    """For a reader that has gone (`head`): Python would complain again when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_safe() -> None:
