@@ -167,6 +167,7 @@ class Filler:
         assert key not in self._fills
         fill = self._fills[key] = Fill(held, chunk, start, background=background)
         held.users += 1
+        held.filling_count += 1
         self._nursery.start_soon(self._run, key, fill)
         return fill
 
@@ -201,6 +202,7 @@ class Filler:
             self._failed(fill.tier, failure)
         finally:
             del self._fills[key]
+            fill.held.filling_count -= 1
             fill.finish(error or _stopped(fill))
             self._holdings.release(fill.held)
 

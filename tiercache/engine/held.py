@@ -28,6 +28,7 @@ class Held:
         self.past = False
         self.brought: dict[int, str] = {}
         self.users = 0
+        self.filling_count = 0
         self.is_loaded = False
         self.opening = trio.Lock()
         self.changes_count = 0
