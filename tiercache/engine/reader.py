@@ -144,9 +144,6 @@ class Reader:
     def open_count(self) -> int:
         return len(self._opened)
 
-    def open_inodes(self, object_id: ObjectId) -> bool:
-        return any(file.entry.object_id == object_id for file in self._opened.values())
-
     async def _confirm(self, entry: Entry, held: Held) -> None:
         try:
             if held.chunk_count == 1 or (entry.archived and not held.has(0)):  # few listings tell what was restored: a GET does
