@@ -51,7 +51,8 @@ def test_a_4_kib_read_of_a_huge_object_stays_small() -> None:
     miss = lone(250 * GIB)
     assert admit(miss, WHOLE) is Admit.PASS
     assert pass_extent(miss) == (250 * GIB, 4 * KIB)
-    assert not promote_rest(500 * GIB, 8 * MIB, 4 * KIB, WHOLE)
+    assert not promote_rest(500 * GIB, CHUNK, 1, 4 * KIB, WHOLE)
+    assert not promote_rest(24 * MIB, CHUNK, 1, 4 * KIB, whole_file_bytes=MIB)
 
 
 def test_a_read_from_the_start_fills() -> None:
@@ -295,10 +296,11 @@ def test_pass_extents_cover_the_read_within_the_object_and_add_less_than_two_pag
 
 
 def test_promotion_of_the_rest() -> None:
-    assert promote_rest(WHOLE, 0, 4 * KIB, WHOLE)
-    assert not promote_rest(GIB, 255 * MIB, 0, WHOLE)
-    assert promote_rest(GIB, 256 * MIB, 0, WHOLE)
-    assert not promote_rest(GIB, 0, 127 * MIB, WHOLE)
-    assert promote_rest(GIB, 0, 128 * MIB, WHOLE)
-    assert not promote_rest(300 * MIB, 0, 63 * MIB, WHOLE)
-    assert promote_rest(300 * MIB, 0, 64 * MIB, WHOLE)
+    assert promote_rest(WHOLE, CHUNK, 0, 4 * KIB, WHOLE)
+    assert not promote_rest(GIB, CHUNK, 31, 0, WHOLE)
+    assert promote_rest(GIB, CHUNK, 32, 0, WHOLE)
+    assert promote_rest(24 * MIB, CHUNK, 2, 0, whole_file_bytes=MIB)
+    assert not promote_rest(GIB, CHUNK, 0, 127 * MIB, WHOLE)
+    assert promote_rest(GIB, CHUNK, 0, 128 * MIB, WHOLE)
+    assert not promote_rest(300 * MIB, CHUNK, 0, 63 * MIB, WHOLE)
+    assert promote_rest(300 * MIB, CHUNK, 0, 64 * MIB, WHOLE)

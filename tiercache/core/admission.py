@@ -150,16 +150,17 @@ def pass_extent(miss: Miss, block_bytes: int = 128 * 1024) -> tuple[int, int]:
     return begin, end - begin
 
 
-def promote_rest(size_bytes: int, present_bytes: int, run_bytes: int, whole_file_bytes: int) -> bool:
+def promote_rest(size_bytes: int, chunk_bytes: int, present_count: int, run_bytes: int, whole_file_bytes: int) -> bool:
     """Whether the missing chunks of an object are worth fetching in the background.
 
-    `present_bytes` are in the hot tier (or on their way), `run_bytes` is the longest sequential run on the
+    `present_count` chunks are in the hot tier or on their way, `run_bytes` is the longest sequential run on the
     object. A look into a 500 GB object stays small: it takes 62 GB of sequential reading, or
-    125 GB of chunks that were wanted one by one, before the rest is taken for wanted too.
+    125 GB of chunks that were wanted one by one, before the rest is taken for wanted too. One chunk alone is what a look at
+    a header brings, whatever its share of the object.
     """
     if size_bytes <= whole_file_bytes:
         return True
-    if present_bytes * PROMOTE_PRESENT_SHARE >= size_bytes:
+    if present_count > 1 and present_count * chunk_bytes * PROMOTE_PRESENT_SHARE >= size_bytes:
         return True
     return run_bytes >= max(PROMOTE_RUN_BYTES, size_bytes // PROMOTE_RUN_SHARE)
 

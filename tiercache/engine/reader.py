@@ -347,6 +347,6 @@ class Reader:
             return
         if self._holdings.room.scarce and run.run_bytes < held.chunk_bytes:
             return  # somebody else's copy would have to go for a file that may only be looked into
-        present_bytes = (held.present_count + held.filling_count) * held.chunk_bytes
-        if promote_rest(held.ref.size_bytes, present_bytes, run.run_bytes, self._whole_file_bytes):
+        present_count = held.present_count + held.filling_count
+        if promote_rest(held.ref.size_bytes, held.chunk_bytes, present_count, run.run_bytes, self._whole_file_bytes):
             self._promote(held.ref)
