@@ -3,6 +3,7 @@
 PYTHONS := python3.13 python3.12 python3.11 python3
 PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
+C_SOURCES := $(wildcard tiercache/fuse/*.[ch] tiercache/tiers/cold/*.[ch])
 CEPH := radosgw ceph-mon ceph-osd ceph-common
 PYTEST_ARGS :=
 
@@ -41,11 +42,13 @@ endef
 install: $(INSTALLED)
 	@:
 
-$(INSTALLED): pyproject.toml constraints.txt Makefile
+$(INSTALLED): pyproject.toml setup.py constraints.txt Makefile $(C_SOURCES)
 	@missing=
 	command -v fusermount3 >/dev/null || missing="$$missing fuse3"
 	command -v pkg-config >/dev/null || missing="$$missing pkg-config"
-	pkg-config --exists fuse3 2>/dev/null || missing="$$missing libfuse3-dev"
+	for library in fuse3=libfuse3-dev libcurl=libcurl4-openssl-dev libcrypto=libssl-dev libxxhash=libxxhash-dev; do
+	    pkg-config --exists "$${library%%=*}" 2>/dev/null || missing="$$missing $${library#*=}"
+	done
 	echo '#include <stdio.h>' | gcc -E - >/dev/null 2>&1 || missing="$$missing gcc libc6-dev"
 	$(find_python)
 	[ -n "$$python" ] || missing="$$missing python3 python3-dev python3-venv"
@@ -58,7 +61,7 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	fi
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || "$$python" -m venv --clear .venv
 	echo "make: installing the pinned Python packages into .venv"
-	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+	TIERCACHE_STRICT_BUILD=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	    $(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[dev]' || {
 	    echo "make: pip could not install the packages of constraints.txt; see its message above (is a package index reachable?)" >&2
 	    exit 1
