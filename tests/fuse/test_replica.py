@@ -20,6 +20,26 @@ def replica_bytes(mount: Mount) -> float:
     return mount.metrics().get('tiercache_read_bytes_total{dataset="data",tier="replica"}', 0.0)
 
 
+def test_a_missing_replica_and_an_empty_source_are_told_of(mounting: Mounting, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    replica = tmp_path / "replica"
+    mount = mounting(f"file://{source}", options=["--replica", str(replica)], started=False)
+    began = mount.start()
+    wanted = [
+        f"source file://{source} held nothing when it was mounted: check the prefix",
+        f"replica {replica} does not exist: all is read from the source until something is there",
+    ]
+    assert began["notices"] == wanted
+    status = mount.status()
+    assert status["notices"] == wanted
+    assert status["tiers"]["warm"]["state"] == "down"
+    assert "does not exist" in status["tiers"]["warm"]["detail"]
+    assert all(event in mount.log_text() for event in ("source_is_empty", "replica_is_missing"))
+    shown = mount.tiercache("mount", mount.source, mount.point).out
+    assert all(f"notice: {notice}" in shown for notice in wanted)
+
+
 def test_a_large_file_is_served_by_the_replica_once_it_is_verified(bucket: Bucket, mounting: Mounting, tmp_path: Path) -> None:
     body = random.Random(1).randbytes(LARGE_BYTES)
     bucket.put("large", body)

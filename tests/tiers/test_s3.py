@@ -132,9 +132,9 @@ async def probe_error(url: str, **settings: object) -> SetupError:
 async def test_probe_passes_on_a_prefix_with_and_without_objects(weed: Weed) -> None:
     await put(weed, "probe/", b"")
     await put(weed, "probe/x", b"content")
-    for prefix in ("probe/", "nothing/here/"):
+    for prefix, holds in (("probe/", True), ("nothing/here/", False)):
         async with open_s3(weed.endpoint_url, prefix=prefix) as tier:
-            await tier.probe()
+            assert await tier.probe() is holds
 
 
 async def test_probe_names_a_missing_bucket(weed: Weed) -> None:

@@ -95,7 +95,7 @@ class Answers:
             path=self._mounted.path,
             tiers=Tiers(hot=self._hot_status(), warm=self._warm_status(), cold=self._cold_status()),
             datasets=[self._dataset_status(dataset, samples) for dataset in self._engine.datasets],
-            notices=list(self._mounted.notices),
+            notices=[*self._mounted.notices, *self._dataset_notices()],
         )
 
     def _hot_status(self) -> TierStatus:
@@ -120,7 +120,17 @@ class Answers:
         replicas = [dataset for dataset in self._engine.datasets if dataset.replica is not None]
         if not replicas:
             return TierStatus(0, None, "absent", "no dataset has a replica")
+        missing = [f"{dataset.name}: {why}" for dataset in replicas if (why := dataset.replica_trouble())]
+        if missing:
+            return TierStatus(0, None, "down" if len(missing) == len(replicas) else "degraded", "; ".join(missing))
         return TierStatus(0, None, "ok", f"{len(replicas)} replica(s), read in place")
+
+    def _dataset_notices(self) -> Iterable[str]:
+        for dataset in self._engine.datasets:
+            if dataset.notice:
+                yield dataset.notice
+            if why := dataset.replica_trouble():
+                yield f"replica {dataset.replica_path} {why}: all is read from the source until something is there"
 
     def _cold_status(self) -> TierStatus:
         failing = [f"{dataset.name}: {why}" for dataset in self._engine.datasets if (why := dataset.trouble())]

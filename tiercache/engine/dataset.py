@@ -22,6 +22,8 @@ class Dataset:
 
     `background` is the same cold store at a lower priority: what nobody waits for is fetched there.
     `trouble()` says what the cold store's last request failed with ('' when it did not).
+    `notice` is what the operator should know of the source since the start ('' for nothing), `replica_trouble()` why nothing
+    can be read from the replica now.
     `metadata_ttl_seconds` is `math.inf` for an immutable dataset.
     """
 
@@ -38,6 +40,8 @@ class Dataset:
     cold_cost: Cost = _unknown
     replica_cost: Cost = _unknown
     trouble: Callable[[], str] = str
+    notice: str = ""
+    replica_trouble: Callable[[], str] = str
 
     @property
     def source_id(self) -> str:

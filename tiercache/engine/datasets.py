@@ -33,6 +33,9 @@ from tiercache.tiers.warm.replica import Replica
 
 log = structlog.get_logger()
 
+LOOK_SECONDS = 30.0
+"""How often a replica is looked at: one that was not mounted yet is found, one that has gone is told of."""
+
 
 @dataclass
 class Pulse:
@@ -55,22 +58,29 @@ async def build_datasets(config: Config, tally: Tally, nursery: trio.Nursery) ->
     """Raises SetupError, in one line, for the first source that cannot be used."""
     stores = [_cold(dataset, config.cold) for dataset in config.datasets]
     failures: list[SetupError] = []
+    holds: dict[str, bool] = {}
 
-    async def probe(store: S3Cold | Directory) -> None:
+    async def probe(name: str, store: S3Cold | Directory) -> None:
         try:
-            await store.probe()
+            holds[name] = await store.probe()
         except SetupError as error:
             failures.append(error)
 
     async with trio.open_nursery() as probing:
-        for store in stores:
-            probing.start_soon(probe, store)
+        for dataset, store in zip(config.datasets, stores, strict=True):
+            probing.start_soon(probe, dataset.name, store)
     if failures:
         for store in stores:
             await store.aclose()
         raise failures[0]
-    pairs = zip(config.datasets, stores, strict=True)
-    return [_dataset(settings, config, store, tally, nursery) for settings, store in pairs]
+    built = []
+    for settings, store in zip(config.datasets, stores, strict=True):
+        replica = await _replica(settings, tally, nursery)
+        notice = "" if holds[settings.name] else f"source {settings.cold} held nothing when it was mounted: check the prefix"
+        if notice:
+            log.warning("source_is_empty", dataset=settings.name, source=settings.cold)
+        built.append(_dataset(settings, config, store, replica, tally, notice))
+    return built
 
 
 def _cold(settings: DatasetSettings, cold: ColdSettings) -> S3Cold | Directory:
@@ -98,7 +108,7 @@ def _cold(settings: DatasetSettings, cold: ColdSettings) -> S3Cold | Directory:
 
 
 def _dataset(
-    settings: DatasetSettings, config: Config, store: S3Cold | Directory, tally: Tally, nursery: trio.Nursery
+    settings: DatasetSettings, config: Config, store: S3Cold | Directory, replica: Replica | None, tally: Tally, notice: str
 ) -> Dataset:
     pulse = Pulse(tally)
     measured = Measured(store, pulse.observe)
@@ -112,15 +122,12 @@ def _dataset(
     foreground, background = (
         Retrying(view, policy, rng=random.Random(), on_retry=retried) for view in (limited, limited.background())
     )
-    location = settings.location
-    prefix = location.prefix if isinstance(location, S3Location) else ""
-    replica = _replica(settings, prefix, tally, nursery)
     measured_replica = MeasuredTier(replica, tally.requested) if replica else None
     return Dataset(
         name=settings.name,
         cold=foreground,
         background=background,
-        prefix=prefix,
+        prefix=_prefix(settings),
         metadata_ttl_seconds=math.inf if settings.immutable else settings.metadata_ttl_seconds,
         immutable=settings.immutable,
         replica=measured_replica,
@@ -130,18 +137,44 @@ def _dataset(
         cold_cost=measured.estimate.read_seconds,
         replica_cost=measured_replica.estimate.read_seconds if measured_replica else _free,
         trouble=lambda: pulse.trouble,
+        notice=notice,
+        replica_trouble=(lambda: replica.trouble) if replica else str,
     )
+
+
+def _prefix(settings: DatasetSettings) -> str:
+    location = settings.location
+    return location.prefix if isinstance(location, S3Location) else ""
 
 
 def _free(_length: int) -> float:
     return 0.0
 
 
-def _replica(settings: DatasetSettings, prefix: str, tally: Tally, nursery: trio.Nursery) -> Replica | None:
+async def _replica(settings: DatasetSettings, tally: Tally, nursery: trio.Nursery) -> Replica | None:
     if settings.replica is None:
         return None
     trust = settings.replica_trust
-    return Replica(settings.replica, prefix, nursery=nursery, trust=trust, on_ignored=tally.replica_ignored)
+    replica = Replica(settings.replica, _prefix(settings), nursery=nursery, trust=trust, on_ignored=tally.replica_ignored)
+    await _look(settings.name, replica)
+    nursery.start_soon(_keep_looking, settings.name, replica)
+    return replica
+
+
+async def _look(dataset: str, replica: Replica) -> None:
+    """Log it when a replica has gone or come."""
+    before = replica.trouble
+    await replica.look()
+    if replica.trouble and replica.trouble != before:
+        log.warning("replica_is_missing", dataset=dataset, replica=replica.path, trouble=replica.trouble)
+    elif before and not replica.trouble:
+        log.info("replica_is_there", dataset=dataset, replica=replica.path)
+
+
+async def _keep_looking(dataset: str, replica: Replica) -> None:
+    while True:
+        await trio.sleep(LOOK_SECONDS)
+        await _look(dataset, replica)
 
 
 def sources_of(config: Config) -> Sequence[tuple[str, str]]:

@@ -67,13 +67,13 @@ class Directory:
         self._identity: tuple[int, int] | None = None
         self._closed = False
 
-    async def probe(self) -> None:
-        """First contact: SetupError, in one line, when the directory cannot be listed."""
+    async def probe(self) -> bool:
+        """First contact: is there anything? SetupError, in one line, when the directory cannot be listed."""
 
-        def look() -> None:
+        def look() -> bool:
             try:
                 with closing(os.scandir(self.path)) as entries:
-                    next(entries, None)
+                    holds = next(entries, None) is not None
             except FileNotFoundError:
                 raise SetupError(f"source {self.path} does not exist", hint="create it, mount it or correct the path") from None
             except NotADirectoryError:
@@ -85,9 +85,9 @@ class Directory:
             except OSError as error:
                 raise SetupError(f"source {self.path}: {error.strerror}", hint="check the filesystem it lies on") from error
             with self._root():
-                pass
+                return holds
 
-        await self._in_thread(look)
+        return await self._in_thread(look)
 
     async def read(self, ref: ObjectRef, offset: int, length: int, sink: Sink) -> None:
         assert offset >= 0

@@ -105,8 +105,8 @@ class S3Cold:
             raise NotFound(f"{self._shown(key)[:80]}... does not exist: S3 keys have at most {MAX_KEY_BYTES} bytes")
         return await self._in_thread(partial(self._head, key))
 
-    async def probe(self) -> None:
-        """First contact: lists the prefix and reads one byte of what is there. Needs no other permission.
+    async def probe(self) -> bool:
+        """First contact: lists the prefix and reads one byte of what is there; is there anything? Needs no other permission.
 
         Raises SetupError with cause and fix in one line, within `PROBE_SECONDS`.
         """
@@ -119,6 +119,7 @@ class S3Cold:
                 with_content = [listed for listed in page.objects if listed.size_bytes and not listed.archived]
                 if with_content:
                     await self._in_thread(partial(self._read_first_byte, with_content[0].key))
+                return any(listed.key != self.prefix for listed in page.objects)
         except TierError as error:
             raise SetupError(str(error), hint=error.hint or _PROBE_HINT) from error
         except trio.TooSlowError as error:

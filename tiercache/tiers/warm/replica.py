@@ -131,6 +131,12 @@ class Replica:
         self._spare: list[bytearray] = []
         self._is_verifying = False
         self._closed = False
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be read from the directory, as of the last `look`; '' when something can."""
+        return "does not answer" if self._patience.is_suspect else self._trouble
 
     @property
     def is_suspect(self) -> bool:
@@ -156,6 +162,15 @@ class Replica:
             return self._judge(ref, await self._open(ref)) is True
         except _Ignored:
             return False
+
+    async def look(self) -> None:
+        """Find out whether there is a directory with anything in it. Raises nothing: the outcome shows in `trouble`."""
+        if self._closed or self._patience.is_suspect:
+            return
+        try:
+            self._trouble = await self._patience.run(self._trouble_found, self._open_seconds)
+        except Unavailable:
+            self._trouble = "does not answer"
 
     async def aclose(self) -> None:
         self._closed = True
@@ -193,6 +208,21 @@ class Replica:
     def _look(self) -> None:
         with os.scandir(self.path) as entries:
             next(entries, None)
+
+    def _trouble_found(self) -> str:
+        """A directory that may be searched but not listed will do: files are opened by name."""
+        try:
+            os.stat(os.path.join(self.path, "."))
+            with os.scandir(self.path) as entries:
+                return "" if next(entries, None) else "is empty"
+        except FileNotFoundError:
+            return "does not exist"
+        except NotADirectoryError:
+            return "is not a directory"
+        except PermissionError:
+            return "" if os.access(self.path, os.X_OK) else "cannot be read: no permission"
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
 
     async def _trusted(self, ref: ObjectRef) -> _File:
         """The file, open and proved; raises _Ignored."""
