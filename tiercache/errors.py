@@ -20,9 +20,21 @@
 A class answers two questions: is it worth trying again (`retryable`), and what should the
 operator do (`hint`). Errors become errno in one place only, `fuse/errnos.py`; anything that is
 not a TiercacheError is a bug and is allowed to crash.
+
+Messages quote what users write and what libraries say, and either may be a URL with a password in it. So the root masks
+that, once for terminal, JSON, status and log.
 """
 
 from __future__ import annotations
+
+import re
+
+_SECRET = re.compile(r"(?<=://)[^\s/@:]*(?::\S*)?@")
+
+
+def masked(text: str) -> str:
+    """The text with what stands before the `@` of a URL's host left out. A key may hold `/`; a path may hold `@`."""
+    return _SECRET.sub("***@", text) if "@" in text else text
 
 
 class TiercacheError(Exception):
@@ -31,8 +43,8 @@ class TiercacheError(Exception):
     retryable = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(masked(message))
+        self.hint = masked(hint)
 
     @property
     def line(self) -> str:

@@ -241,25 +241,6 @@ async def test_missing_directory_is_unavailable(tmp_path: Path, nursery: trio.Nu
         await _read(replica, _ref("a", DATA))
 
 
-async def test_a_look_tells_what_is_wrong_with_the_directory_until_it_is_right(tmp_path: Path, nursery: trio.Nursery) -> None:
-    place = tmp_path / "late"
-    replica = Replica(place, "", nursery=nursery)
-    assert replica.trouble == ""
-    await replica.look()
-    assert replica.trouble == "does not exist"
-    place.write_bytes(b"")
-    await replica.look()
-    assert replica.trouble == "is not a directory"
-    place.unlink()
-    place.mkdir()
-    await replica.look()
-    assert replica.trouble == "is empty"
-    (place / "file").write_bytes(DATA)
-    await replica.look()
-    assert replica.trouble == ""
-    assert await _read(replica, _ref("file", DATA)) == DATA
-
-
 async def test_a_look_at_a_directory_that_hangs_ends(tmp_path: Path) -> None:
     async with _hanging(tmp_path) as (replica, stop, _):
         stop()

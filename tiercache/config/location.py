@@ -15,6 +15,7 @@ from tiercache.errors import UsageError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # today's rule is 3 to 63; older buckets and other stores allow more
+_CREDENTIALS = re.compile(r"[^/@]*@|[^/@:]*:.*@", re.DOTALL)  # before the host; a secret key may hold slashes
 MAX_KEY_BYTES = 1024
 
 
@@ -35,8 +36,13 @@ Location = S3Location | DirectoryLocation
 
 
 def parse_source(url: str) -> Location:
-    """Raises UsageError that quotes the URL and says what to write instead."""
+    """Raises UsageError that quotes the URL and says what to write instead; it quotes none that holds credentials."""
     match = _SCHEME.fullmatch(url)
+    if _CREDENTIALS.match(url if match is None else match[2]):
+        raise UsageError(
+            "the source holds credentials (what stands before the @), which others could read",
+            hint="write s3://bucket/prefix; give credentials by --profile, AWS_PROFILE, AWS_ACCESS_KEY_ID or ~/.aws/credentials",
+        )
     if match is None:
         instead = f"file://{url}" if url.startswith("/") else "s3://bucket/prefix or file:///directory"
         raise UsageError(f"source {url!r} has no scheme", hint=f"write {instead}")
@@ -48,7 +54,8 @@ def parse_source(url: str) -> Location:
     hint = "write s3://bucket/prefix or file:///directory"
     if scheme in ("http", "https"):
         hint = "write s3://bucket/prefix, and give the address of the store as the endpoint URL"
-    raise UsageError(f"source {url!r} has the unknown scheme {scheme}://", hint=hint)
+    shown = url.partition("?")[0]  # what follows may be a signature
+    raise UsageError(f"source {shown!r} has the unknown scheme {scheme}://", hint=hint)
 
 
 def _parse_s3(url: str, rest: str) -> S3Location:

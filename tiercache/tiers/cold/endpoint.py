@@ -119,6 +119,7 @@ class Endpoint:
             )
         except (botocore.exceptions.BotoCoreError, ValueError) as error:
             raise SetupError(f"S3 settings: {error}", hint="check the region, profile and endpoint URL") from error
+        _check_url(self._client.meta.endpoint_url)  # it may come from the environment or ~/.aws/config
 
     @property
     def host(self) -> str:
@@ -258,13 +259,14 @@ def _check_url(url: str) -> None:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        raise SetupError(f"endpoint URL {url!r}: {error}", hint=hint) from error
+        reason = "is malformed" if "@" in url else f"{url!r}: {error}"  # a piece of a password may be quoted as a port
+        raise SetupError(f"endpoint URL {reason}", hint=hint) from error
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         raise SetupError(f"endpoint URL {url!r} is malformed", hint=hint)
     if parts.username is not None:  # the URL is not repeated: what stands before the @ is a secret
         raise SetupError("the endpoint URL holds a user name", hint=f"{hint}, without what stands before an @")
     if parts.query or parts.fragment:
-        raise SetupError(f"endpoint URL {url!r} has parts that an endpoint cannot have", hint=hint)
+        raise SetupError(f"endpoint URL {url.partition('?')[0]!r} has parts that an endpoint cannot have", hint=hint)
 
 
 def _proxy_for(scheme: str, netloc: str) -> Proxy | None:
@@ -272,7 +274,14 @@ def _proxy_for(scheme: str, netloc: str) -> Proxy | None:
     url = urllib.request.getproxies().get(scheme)
     if not url or urllib.request.proxy_bypass(netloc):
         return None
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port or 80
+    except ValueError:  # neither the URL nor the error is shown: a password with a '/' makes a port of its first half
+        raise SetupError(
+            f"the URL in {scheme}_proxy is malformed",
+            hint=f"set {scheme}_proxy to http://HOST:PORT; in a password write special characters as %2F",
+        ) from None
     if parts.scheme != "http" or not parts.hostname:
         raise SetupError(
             f"the {parts.scheme}:// proxy in {scheme}_proxy is not supported",
@@ -282,4 +291,4 @@ def _proxy_for(scheme: str, netloc: str) -> Proxy | None:
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         authorization = "Basic " + base64.b64encode(pair.encode()).decode()
-    return Proxy(parts.hostname, parts.port or 80, authorization)
+    return Proxy(parts.hostname, port, authorization)
