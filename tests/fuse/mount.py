@@ -239,6 +239,9 @@ class Mount:
         theirs = log_path(str(self.point))
         if theirs.exists():
             shutil.move(theirs, self.log)
+        self.discard_hot()
+
+    def discard_hot(self) -> None:
         shutil.rmtree(self.hot, ignore_errors=True)
 
     def _holder(self) -> int:
