@@ -82,7 +82,10 @@ def dial(route: Route, timeouts: Timeouts, abort: Abort) -> socket.socket:
     Raises Unavailable, with a hint where the cause is known.
     """
     proxy = route.proxy
-    sock = _connect(*((proxy.host, proxy.port) if proxy else (route.host, route.port)), timeouts, abort)
+    if proxy is None:
+        sock = _connect(route.host, route.port, "", "check the endpoint URL", timeouts, abort)
+    else:
+        sock = _connect(proxy.host, proxy.port, "proxy ", "check HTTP_PROXY, HTTPS_PROXY and NO_PROXY", timeouts, abort)
     try:
         if route.tls is None:
             _set_blocking_timeouts(sock, timeouts.read_seconds)
@@ -96,12 +99,13 @@ def dial(route: Route, timeouts: Timeouts, abort: Abort) -> socket.socket:
         raise
 
 
-def _connect(host: str, port: int, timeouts: Timeouts, abort: Abort) -> socket.socket:
+def _connect(host: str, port: int, what: str, check: str, timeouts: Timeouts, abort: Abort) -> socket.socket:
+    """`what` begins the name in messages, `check` their hint."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:MAX_ADDRESSES]
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise Unavailable(f"host name {host!r} cannot be resolved: {reason}", hint="check the endpoint URL and DNS") from error
+        raise Unavailable(f"{what}host name {host!r} cannot be resolved: {reason}", hint=f"{check} and DNS") from error
     reason = ""
     for family, kind, protocol, _, address in addresses:
         try:
@@ -124,7 +128,7 @@ def _connect(host: str, port: int, timeouts: Timeouts, abort: Abort) -> socket.s
             raise
         abort.disarm()
         sock.close()
-    raise Unavailable(f"{host}:{port} cannot be reached: {reason}", hint="check the endpoint URL and that the store is up")
+    raise Unavailable(f"{what}{host}:{port} cannot be reached: {reason}", hint=f"{check} and that the {what or 'store '}is up")
 
 
 def _set_blocking_timeouts(sock: socket.socket, seconds: float) -> None:
@@ -137,8 +141,8 @@ def _set_blocking_timeouts(sock: socket.socket, seconds: float) -> None:
 
 def _open_tunnel(sock: socket.socket, route: Route, proxy: Proxy) -> None:
     credentials = f"Proxy-Authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
-    request = f"CONNECT {route.server} HTTP/1.1\r\nHost: {route.server}\r\n{credentials}\r\n"
-    place = f"proxy {proxy.host}:{proxy.port}"
+    request = f"CONNECT {route.address} HTTP/1.1\r\nHost: {route.address}\r\n{credentials}\r\n"
+    place = f"proxy {proxy.address}"
     answer = b""
     try:
         sock.sendall(request.encode())
@@ -152,7 +156,7 @@ def _open_tunnel(sock: socket.socket, route: Route, proxy: Proxy) -> None:
     status = answer.split(b"\r\n", 1)[0].split(b" ", 2)[1:2]
     if status != [b"200"]:
         shown = answer.split(b"\r\n", 1)[0].decode("latin-1")
-        raise Unavailable(f"{place} refuses a tunnel to {route.server}: {shown!r}", hint="check HTTPS_PROXY and NO_PROXY")
+        raise Unavailable(f"{place} refuses a tunnel to {route.address}: {shown!r}", hint="check HTTPS_PROXY and NO_PROXY")
 
 
 def _wrap(sock: socket.socket, route: Route, tls: ssl.SSLContext, timeouts: Timeouts, abort: Abort) -> ssl.SSLSocket:

@@ -6,10 +6,10 @@ URL that it is about to request is read off before anything is sent, so that add
 access points and `AWS_ENDPOINT_URL_S3` come out exactly as with boto3. (A pre-signed URL will not do: for those
 boto3 uses the global endpoint.)
 
-Credentials are asked for in worker threads, since they may wait for a metadata endpoint: one attempt of
-`METADATA_TIMEOUT_SECONDS`, and a failure is remembered for `FAILURE_PAUSE_SECONDS`, so that thirty waiting reads
-do not try thirty times in a row. When the store calls credentials expired that the chain still believes in (a
-rewritten ~/.aws/credentials), the chain is walked afresh.
+Credentials are asked for in worker threads, since they may wait for a metadata endpoint or a program (`chain.py` bounds
+that), and a failure is remembered for `FAILURE_PAUSE_SECONDS`, so that thirty waiting reads do not try thirty times in a
+row. When the store calls credentials expired that the chain still believes in (a rewritten ~/.aws/credentials), the chain
+is walked afresh.
 """
 
 from __future__ import annotations
@@ -37,27 +37,12 @@ from botocore.httpsession import get_cert_path
 from botocore.loaders import create_loader
 
 from tiercache.errors import AccessDenied, SetupError, Unavailable
+from tiercache.tiers.cold.chain import METADATA_TIMEOUT_SECONDS, Chain
 from tiercache.tiers.cold.sigv4 import Keys
 
 DEFAULT_REGION = "us-east-1"
-METADATA_TIMEOUT_SECONDS = 1
 FAILURE_PAUSE_SECONDS = 5.0
-CREDENTIALS_HINT = (
-    "give credentials by --profile, AWS_PROFILE, AWS_ACCESS_KEY_ID or ~/.aws/credentials, "
-    "or --no-sign-request for a public bucket"
-)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_CHAIN_FAULTS = (
-    botocore.exceptions.BotoCoreError,
-    botocore.exceptions.ClientError,
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-)
-"""What the credential chain raises: botocore passes on what a missing token file or an issuer that answers no JSON leads to."""
-
 _SOUGHT_KEY = "key"
 
 
@@ -66,6 +51,10 @@ class Proxy:
     host: str
     port: int
     authorization: str | None  # value of Proxy-Authorization
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -81,9 +70,13 @@ class Route:
     proxy: Proxy | None
 
     @property
-    def server(self) -> str:
-        """For messages."""
+    def address(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def server(self) -> str:
+        """For messages: with the proxy, which is as likely to be at fault."""
+        return self.address if self.proxy is None else f"{self.address} (through proxy {self.proxy.address})"
 
 
 class Endpoint:
@@ -105,7 +98,8 @@ class Endpoint:
         self._profile = profile
         self._lock = threading.Lock()
         self._credentials: Any = None
-        self._failure: AccessDenied | None = None
+        self._chain = Chain(self._new_session)
+        self._failure: AccessDenied | Unavailable | None = None
         self._barren_at_seconds = -math.inf  # when the chain last had nothing, or nothing new
         try:
             session = self._new_session()
@@ -198,37 +192,23 @@ class Endpoint:
         credentials = self._credentials
         if credentials is None:
             credentials = self._load()
-        try:
-            frozen = credentials.get_frozen_credentials()
-        except _CHAIN_FAULTS as error:
-            raise Unavailable(
-                f"credentials cannot be refreshed: {error}", hint="log in again, or see what issues them"
-            ) from error
+        frozen = self._chain.frozen(credentials)
         return Keys(frozen.access_key, frozen.secret_key, frozen.token)
 
     def _load(self) -> Any:
         with self._lock:
             if self._credentials is None:
                 if self._failure is not None and self._is_pausing():
-                    raise AccessDenied(str(self._failure), hint=self._failure.hint)
+                    raise type(self._failure)(str(self._failure), hint=self._failure.hint)
                 try:
-                    self._credentials = self._walk_chain()
-                except AccessDenied as error:
+                    self._credentials = self._chain.find()
+                except (AccessDenied, Unavailable) as error:
                     self._failure, self._barren_at_seconds = error, time.monotonic()
                     raise
             return self._credentials
 
     def _is_pausing(self) -> bool:
         return time.monotonic() - self._barren_at_seconds < FAILURE_PAUSE_SECONDS
-
-    def _walk_chain(self) -> Any:
-        try:
-            found = self._new_session().get_credentials()
-        except _CHAIN_FAULTS as error:
-            raise AccessDenied(f"credentials: {error}", hint=CREDENTIALS_HINT) from error
-        if found is None:
-            raise AccessDenied("no AWS credentials found", hint=CREDENTIALS_HINT)
-        return found
 
     def renew(self, stale: Keys) -> bool:
         """The store called `stale` expired: walk the chain afresh. True when there are other keys now.
@@ -240,7 +220,7 @@ class Endpoint:
                 return True  # another thread was faster
             if self._is_pausing():
                 return False
-            self._credentials = self._walk_chain()
+            self._credentials = self._chain.find()
             if self.keys() == stale:
                 self._barren_at_seconds = time.monotonic()
                 return False

@@ -20,7 +20,8 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 
 from tiercache.errors import AccessDenied, Archived, BadResponse, NotFound, TierError, Unavailable, VersionChanged
-from tiercache.tiers.cold.endpoint import CREDENTIALS_HINT, Endpoint
+from tiercache.tiers.cold.chain import CREDENTIALS_HINT
+from tiercache.tiers.cold.endpoint import Endpoint
 from tiercache.tiers.cold.http import Response
 
 MAX_ERROR_BYTES = 64 << 10
