@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("tiers", "index", "metrics.tally", "metrics.exporter"),
     ("core",),
-    ("errors", "config", "metrics.definitions", "notify", "logs"),
+    ("errors", "config", "metrics.definitions", "mountinfo", "detaching", "notify", "supervision", "keeper", "logs"),
 )
 LEAVES = LAYERS[-1]
 

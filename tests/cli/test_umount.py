@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.admin.fake import FakeControl, busy, serving
+from tiercache import mountinfo
 from tiercache.admin import socket as sockets
 from tiercache.cli import unmounting
 from tiercache.cli.main import main
-from tiercache.fuse import mountpoint
-from tiercache.fuse.mountpoint import Mount, mount_at, unmount
+from tiercache.fuse.mountpoint import mount_at, unmount
+from tiercache.mountinfo import Mount
 
 pytestmark = pytest.mark.skipif(
     not os.path.exists("/dev/fuse") or os.geteuid() != 0, reason="needs /dev/fuse and root, to mount without fusermount3"
@@ -172,12 +172,12 @@ def test_a_mount_elsewhere_that_got_the_same_id_is_not_waited_for(
     mine = mount_at(mounted.point)
     assert mine is not None
     control = FakeControl(mounted.point)
-    real_mounts = mountpoint.mounts
+    real_mounts = mountinfo.mounts
 
     def with_the_id_given_away() -> list[Mount]:
         table = real_mounts()
         taken = any(mount.mount_id == mine.mount_id for mount in table)
-        return table if taken else [*table, msgspec.structs.replace(mine, path="/elsewhere")]
+        return table if taken else [*table, mine._replace(path="/elsewhere")]
 
     def end() -> None:
         control.stopped.wait()
@@ -185,7 +185,7 @@ def test_a_mount_elsewhere_that_got_the_same_id_is_not_waited_for(
 
     ending = threading.Thread(target=end)
     with serving(control, runtime / "a.sock"):
-        monkeypatch.setattr(mountpoint, "mounts", with_the_id_given_away)
+        monkeypatch.setattr(mountinfo, "mounts", with_the_id_given_away)
         ending.start()
         assert main(["umount", mounted.point]) == 0
         ending.join()

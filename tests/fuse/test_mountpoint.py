@@ -20,7 +20,8 @@ import pytest
 
 from tiercache.errors import SetupError
 from tiercache.fuse import mountpoint
-from tiercache.fuse.mountpoint import check_fuse, is_mounted, mount_at, mounts, parse_mountinfo, prepare_mount_point, unmount
+from tiercache.fuse.mountpoint import check_fuse, is_mounted, mount_at, prepare_mount_point, unmount
+from tiercache.mountinfo import mounts, parse
 
 NOBODY = 65534
 as_root_with_fuse = pytest.mark.skipif(
@@ -81,14 +82,14 @@ def test_mountinfo_lines_are_decoded() -> None:
     line = (
         rb"36 35 98:0 /mnt1 /mnt/with\040blank\134and\011tab\043 rw,noatime shared:1 master:2 - fuse.x s3://b\040c rw,user_id=0"
     )
-    mount = parse_mountinfo(line)
+    (mount,) = parse(line)
     assert (mount.mount_id, mount.parent_id, mount.device) == (36, 35, "98:0")
     assert mount.path == "/mnt/with blank\\and\ttab#"
     assert (mount.fstype, mount.source, mount.options) == ("fuse.x", "s3://b c", "rw,noatime")
 
 
 def test_mountinfo_without_optional_fields_and_with_bytes_that_are_no_utf8() -> None:
-    mount = parse_mountinfo(b"21 1 0:5 / /\xff ro - tmpfs none rw")
+    (mount,) = parse(b"21 1 0:5 / /\xff ro - tmpfs none rw")
     assert os.fsencode(mount.path) == b"/\xff"
     assert (mount.fstype, mount.source) == ("tmpfs", "none")
 

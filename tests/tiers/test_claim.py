@@ -17,8 +17,9 @@ import pytest
 
 from tests.tiers.disks import ext4, fill_up, tmpfs
 from tiercache.errors import SetupError
+from tiercache.mountinfo import mounts, parse
 from tiercache.tiers.claim import LOCK, MARKER, Claim, claim
-from tiercache.tiers.place import mounts_now, parse, refuse_filesystem, refuse_overlap, resolve
+from tiercache.tiers.place import refuse_filesystem, refuse_overlap, resolve
 
 MIB = 1 << 20
 NOBODY = 65534
@@ -31,7 +32,7 @@ def home() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="claim-", dir="/var/tmp"))
     path.chmod(0o755)
     try:
-        refuse_filesystem(path, mounts_now())
+        refuse_filesystem(path, mounts())
     except SetupError as error:
         pytest.skip(f"no local disk here: {error}")
     try:

@@ -117,7 +117,7 @@ def _already(source: str, point: str, socket: str | None) -> Status | None:
     from tiercache.admin.client import Client
     from tiercache.admin.locate import daemon_of_mountpoint
     from tiercache.config.location import parse_source
-    from tiercache.fuse.mountpoint import mounts
+    from tiercache.mountinfo import mounts
 
     if all(mount.path != point for mount in mounts()):
         return None

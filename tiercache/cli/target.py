@@ -6,7 +6,7 @@ import os
 
 from tiercache.admin.locate import Target, daemon_of_paths, follow_links
 from tiercache.errors import UsageError
-from tiercache.fuse.mountpoint import mounts
+from tiercache.mountinfo import mounts
 
 
 def target_of(socket: str | None, paths: list[str]) -> Target:
@@ -26,4 +26,4 @@ def mount_point(text: str) -> str:
 
 
 def _fuse_points() -> set[str]:
-    return {mount.path for mount in mounts() if mount.fstype.startswith("fuse")}
+    return {mount.path for mount in mounts() if mount.is_fuse}

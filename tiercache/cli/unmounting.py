@@ -8,10 +8,8 @@ processes still read, and the next mount would stand beside the old one.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,10 +25,9 @@ from tiercache.errors import NoDaemon, SetupError, Unavailable, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiercache.fuse.mountpoint import Mount
+    from tiercache.mountinfo import Mount
 
 GONE_SECONDS = 30.0
-STALE_SECONDS = 2.0
 POLL_SECONDS = 0.05
 MAX_HOLDERS = 5
 
@@ -107,7 +104,7 @@ def _await_gone(point: str, before: Mount | None, address: Path, process: int | 
     The kernel gives the id of a mount that is gone to the next one anywhere, so the path has to be the same too.
     """
     from tiercache.admin.socket import Answer, answer_of
-    from tiercache.fuse.mountpoint import mounts
+    from tiercache.mountinfo import mounts
 
     deadline = time.monotonic() + GONE_SECONDS
     while time.monotonic() < deadline:
@@ -121,37 +118,20 @@ def _await_gone(point: str, before: Mount | None, address: Path, process: int | 
 
 
 def _heal(point: str) -> Unmounted:
-    from tiercache.fuse.mountpoint import mount_at, unmount
+    from tiercache.fuse.mountpoint import Health, health, mount_at, unmount
 
     mount = mount_at(point)
     if mount is None:
         return Unmounted(point, False, False)
-    if not mount.fstype.startswith("fuse"):
+    if not mount.is_fuse:
         raise SetupError(
             f"{point} is a mount of {mount.source} ({mount.fstype}), not of tiercache", hint="unmount it with umount(8)"
         )
     try:
-        unmount(point, lazy=_is_stale(point))
+        unmount(point, lazy=health(mount) is Health.STALE)
     except SetupError as error:
         raise _busy(point, error) from error
     return Unmounted(point, True, True)
-
-
-def _is_stale(point: str) -> bool:
-    """Does its daemon no longer exist? The only question that is asked of a mount, in a thread that may be left behind."""
-    stale = threading.Event()
-
-    def ask() -> None:
-        try:
-            os.statvfs(point)
-        except OSError as error:
-            if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
-                stale.set()
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(STALE_SECONDS)
-    return stale.is_set()
 
 
 def _busy(point: str, error: SetupError) -> SetupError:

@@ -13,23 +13,22 @@ connected"). It is detached lazily, because processes may still stand in it, and
 
 from __future__ import annotations
 
-import ctypes
+import enum
 import errno
 import os
-import re
 import shutil
 import stat
-import subprocess
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
+from tiercache.detaching import NO_FUSERMOUNT, take_away
 from tiercache.errors import SetupError
+from tiercache.mountinfo import Mount, visible_at
 
 ANSWER_SECONDS = 2.0  # local directories answer in microseconds, busy NFS servers in tens of milliseconds
-UNMOUNT_SECONDS = 10.0
 MAX_STACKED = 16  # stale mounts on top of each other; each failed restart of a supervisor may have left one
 
 FUSE_DEVICE = "/dev/fuse"
@@ -37,22 +36,15 @@ FUSE_CONF = "/etc/fuse.conf"
 _INSTALL = "install it: apt-get install fuse3 (Debian, Ubuntu) or dnf install fuse3 (Fedora, RHEL)"
 _IN_CONTAINER = "in a container: run it with --device /dev/fuse --cap-add SYS_ADMIN"
 _CAP_SYS_ADMIN = 21
-_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _STALE = (errno.ENOTCONN, errno.ECONNABORTED)
 
 T = TypeVar("T")
 
 
-class Mount(msgspec.Struct, frozen=True):
-    """One line of mountinfo. `path` and `source` are str with surrogateescape."""
-
-    mount_id: int
-    parent_id: int
-    device: str
-    path: str
-    fstype: str
-    source: str
-    options: str
+class Health(enum.Enum):
+    SERVED = "somebody answers"
+    STALE = "its daemon has gone"
+    SILENT = "no answer in time: its daemon hangs, or somebody else holds the connection of a dead one"
 
 
 class MountPoint(msgspec.Struct, frozen=True):
@@ -62,60 +54,18 @@ class MountPoint(msgspec.Struct, frozen=True):
     healed_count: int
 
 
-def mounts() -> list[Mount]:
-    """All mounts of this process's namespace, in the kernel's order."""
-    with open("/proc/self/mountinfo", "rb") as file:
-        return [parse_mountinfo(line) for line in file.read().split(b"\n") if line]  # \r is not escaped
-
-
-def parse_mountinfo(line: bytes) -> Mount:
-    """See proc(5): optional fields lie before a lone '-'; blank, tab, newline, '#' and backslash are octal escapes."""
-    before, _, after = line.partition(b" - ")
-    mount_id, parent_id, device, _, path, options = before.split(b" ")[:6]
-    fstype, source = after.split(b" ")[:2]
-    return Mount(
-        int(mount_id), int(parent_id), device.decode(), _unescape(path), fstype.decode(), _unescape(source), options.decode()
-    )
-
-
-def _unescape(field: bytes) -> str:
-    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field))
-
-
 def mount_at(path: str) -> Mount | None:
     """What is mounted exactly at `path` and visible there. Raises SetupError when the way to it does not answer."""
     point = os.path.abspath(path)
-    found = _visible_at(point)
+    found = visible_at(point)
     if found is None:
         resolved = _answer(path, lambda: os.path.realpath(point))
-        found = _visible_at(resolved) if resolved != point else None
+        found = visible_at(resolved) if resolved != point else None
     return found
 
 
 def is_mounted(path: str) -> bool:
     return mount_at(path) is not None
-
-
-def _visible_at(point: str) -> Mount | None:
-    """The mount that a walk to `point` ends on, when it is mounted right there.
-
-    Mounts stack: on the same directory, and on directories above, which hides what was mounted below before.
-    So the walk goes as the kernel's does: from each mount to the nearest one on the way that is mounted *on it*.
-    """
-    table = mounts()
-    known = {mount.mount_id for mount in table}
-    children: dict[int, list[Mount]] = {}
-    for mount in table:
-        rooted = mount.parent_id == mount.mount_id or mount.parent_id not in known
-        children.setdefault(0 if rooted else mount.parent_id, []).append(mount)
-    current: Mount | None = None
-    while on_the_way := [
-        mount
-        for mount in children.pop(current.mount_id if current else 0, [])
-        if mount.path == point or point.startswith(mount.path.rstrip("/") + "/")
-    ]:
-        current = min(on_the_way, key=lambda mount: len(mount.path))
-    return current if current is not None and current.path == point else None
 
 
 def _answer(path: str, ask: Callable[[], T]) -> T:
@@ -135,11 +85,15 @@ def _answer(path: str, ask: Callable[[], T]) -> T:
     if failure:
         raise failure[0]
     if not result:
-        raise SetupError(
-            f"{path} does not answer within {ANSWER_SECONDS:g} s",
-            hint="a file system there hangs: unmount it (umount -l) or choose another mount point",
-        )
+        raise _silent(path)
     return result[0]
+
+
+def _silent(path: str) -> SetupError:
+    return SetupError(
+        f"{path} does not answer within {ANSWER_SECONDS:g} s",
+        hint="a file system there hangs: unmount it (umount -l) or choose another mount point",
+    )
 
 
 def check_fuse(*, allow_other: bool, device: str = FUSE_DEVICE, conf: str = FUSE_CONF) -> None:
@@ -207,7 +161,10 @@ def prepare_mount_point(path: str) -> MountPoint:
     point = os.path.abspath(path)
     healed = 0
     while (mount := mount_at(point)) is not None:
-        if healed == MAX_STACKED or not _is_stale(mount):
+        state = health(mount) if mount.is_fuse else Health.SERVED
+        if state is Health.SILENT:
+            raise _silent(point)
+        if healed == MAX_STACKED or state is Health.SERVED:
             raise SetupError(
                 f"{point} is already a mount point ({mount.fstype}, {mount.source})",
                 hint=f"unmount it (tiercache umount {point}) or choose another directory",
@@ -223,14 +180,15 @@ def prepare_mount_point(path: str) -> MountPoint:
     return MountPoint(resolved, healed)
 
 
-def _is_stale(mount: Mount) -> bool:
-    if not mount.fstype.startswith("fuse"):
-        return False
+def health(mount: Mount) -> Health:
+    """The only question that is asked of a mount that may hang: one whose answer the kernel does not remember."""
     try:
-        _answer(mount.path, lambda: os.statvfs(mount.path))  # not stat, which the kernel answers from what it remembers
+        _answer(mount.path, lambda: os.statvfs(mount.path))
     except OSError as error:
-        return error.errno in _STALE
-    return False
+        return Health.STALE if error.errno in _STALE else Health.SERVED
+    except SetupError:
+        return Health.SILENT
+    return Health.SERVED
 
 
 def _check_directory(point: str) -> str:
@@ -255,32 +213,14 @@ def unmount(path: str, *, lazy: bool = False) -> None:
     Nothing mounted there (any more) is success: another party may have been quicker. Raises SetupError.
     """
     point = os.path.abspath(path)
-    complaint = _umount2(point, lazy) if os.geteuid() == 0 else _fusermount_unmount(point, lazy)
+    complaint = take_away(point, lazy=lazy)
     if complaint is None or not is_mounted(point):
         return
+    if complaint == NO_FUSERMOUNT:
+        raise SetupError(f"{complaint}, and only root can unmount without it", hint=_INSTALL)
     if "busy" in complaint:
         raise SetupError(
             f"{point} cannot be unmounted: files or directories there are in use",
             hint=f"close them (fuser -vm {point} lists the processes) and try again",
         )
     raise SetupError(f"{point} cannot be unmounted: {complaint}", hint=f"have root run: umount -l {point}")
-
-
-def _umount2(point: str, lazy: bool) -> str | None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.umount2(os.fsencode(point), _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)) == 0:
-        return None
-    return os.strerror(ctypes.get_errno())
-
-
-def _fusermount_unmount(point: str, lazy: bool) -> str | None:
-    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", point]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=UNMOUNT_SECONDS, check=False)
-    except FileNotFoundError as error:
-        raise SetupError("fusermount3 is not installed, and only root can unmount without it", hint=_INSTALL) from error
-    except subprocess.TimeoutExpired:
-        return f"fusermount3 did not end within {UNMOUNT_SECONDS:g} s"
-    if done.returncode == 0:
-        return None
-    return os.fsdecode(done.stderr).strip().rpartition(": ")[2] or f"fusermount3 ended with status {done.returncode}"

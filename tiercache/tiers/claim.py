@@ -35,7 +35,8 @@ from typing import Self
 import msgspec
 
 from tiercache.errors import SetupError
-from tiercache.tiers.place import mounts_now, refuse_filesystem, refuse_overlap, resolve
+from tiercache.mountinfo import mounts
+from tiercache.tiers.place import refuse_filesystem, refuse_overlap, resolve
 
 MARKER = "tiercache.json"
 LOCK = "lock"
@@ -101,11 +102,11 @@ def claim(path: Path, *, mountpoint: Path, others: Sequence[tuple[str, Path]] = 
     `others` are (what it is, where) of everything that must lie neither inside nor around it: replicas, `file://`
     sources, other hot directories; the mount point is added. Raises SetupError.
     """
-    mounts = mounts_now()
-    home = resolve(path, mounts)
+    table = mounts()
+    home = resolve(path, table)
     for what, where in [("mount point", mountpoint), *others]:
-        refuse_overlap(home, what, resolve(where, mounts), mounts)
-    refuse_filesystem(home, mounts)
+        refuse_overlap(home, what, resolve(where, table), table)
+    refuse_filesystem(home, table)
     _refuse_nesting(home)
     _make(home)
     _refuse_foreign(home)

@@ -13,12 +13,11 @@ places in the same file system do: bind mounts hide the latter from names.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tiercache.errors import SetupError
+from tiercache.mountinfo import Mount
 
 _MEMORY = frozenset(["tmpfs", "ramfs", "devtmpfs", "hugetlbfs"])
 # fmt: off
@@ -36,46 +35,18 @@ _PSEUDO = frozenset(
 _LINKS = 40  # as many as the kernel follows
 
 
-class Mount(NamedTuple):
-    """A line of mountinfo: `root` is the directory of the file system `device` that is visible at `point`."""
-
-    device: str
-    root: Path
-    point: Path
-    fstype: str
-
-    @property
-    def may_hang(self) -> bool:
-        return self.fstype in _NETWORK or self.fstype.startswith("fuse")
-
-
-_HIDDEN_ROOT = Mount("", Path("/"), Path("/"), "")
+_HIDDEN_ROOT = Mount(0, 0, "", "/", "/", "", "", "")
 """What lies below no mount that we see: inside a chroot the root itself need not be one."""
 
 
-def mounts_now() -> list[Mount]:
-    """All mounts, the one on top last where several share a point."""
-    return parse(Path("/proc/self/mountinfo").read_bytes())
-
-
-def parse(mountinfo: bytes) -> list[Mount]:
-    """The lines of a mountinfo file (see proc(5)); octal escapes are decoded."""
-    mounts = []
-    for line in mountinfo.splitlines():
-        fields, _, tail = line.partition(b" - ")
-        _, _, device, root, point, *_ = fields.split(b" ")
-        mounts.append(Mount(device.decode(), _unescaped(root), _unescaped(point), tail.split(b" ")[0].decode()))
-    return mounts
-
-
-def _unescaped(field: bytes) -> Path:
-    return Path(os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), field)))
+def _may_hang(mount: Mount) -> bool:
+    return mount.fstype in _NETWORK or mount.is_fuse
 
 
 def _mount_of(path: Path, mounts: Sequence[Mount]) -> Mount:
     """The mount that `path` is on: the longest mount point above it, the topmost of those."""
-    above = [mount for mount in mounts if path.is_relative_to(mount.point)]
-    return max(reversed(above), key=lambda mount: len(mount.point.parts), default=_HIDDEN_ROOT)
+    above = [mount for mount in mounts if path.is_relative_to(mount.path)]
+    return max(reversed(above), key=lambda mount: len(mount.path.rstrip("/")), default=_HIDDEN_ROOT)
 
 
 def resolve(path: Path, mounts: Sequence[Mount]) -> Path:
@@ -88,7 +59,7 @@ def resolve(path: Path, mounts: Sequence[Mount]) -> Path:
             done = done.parent
             continue
         here = done / step
-        if _mount_of(here, mounts).may_hang:
+        if _may_hang(_mount_of(here, mounts)):
             done = here
             continue
         try:
@@ -111,7 +82,7 @@ def refuse_overlap(home: Path, what: str, other: Path, mounts: Sequence[Mount]) 
     places = [(home, other)]
     mine, its = _mount_of(home, mounts), _mount_of(other, mounts)
     if mine.device == its.device:
-        places.append((mine.root / home.relative_to(mine.point), its.root / other.relative_to(its.point)))
+        places.append((Path(mine.root) / home.relative_to(mine.path), Path(its.root) / other.relative_to(its.path)))
     for here, there in places:
         if here == there:
             relation = "is also"
