@@ -1,4 +1,4 @@
-"""The readiness protocol of systemd (sd_notify(3)): datagrams to the socket named by $NOTIFY_SOCKET.
+"""The protocol of systemd's service notification (sd_notify(3)): datagrams to the socket named by $NOTIFY_SOCKET.
 
 Written out because it is this small, and a binding would be one more wheel to pin.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 
 from tiercache.errors import SetupError
 
 
-def notify(state: str) -> bool:
-    """Send e.g. `READY=1` or `STOPPING=1\\nSTATUS=...` to the supervisor; False when there is none.
+def notify(state: str, fds: Sequence[int] = ()) -> bool:
+    """Send e.g. `READY=1` or `STOPPING=1\\nSTATUS=...` to the supervisor, with descriptors to keep; False when there is none.
 
     Raises SetupError when there is one and it cannot be reached: a unit of Type=notify would wait for ever.
     """
@@ -24,7 +25,10 @@ def notify(state: str) -> bool:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
             channel.connect(address)
-            channel.sendall(state.encode())
+            if fds:
+                socket.send_fds(channel, [state.encode()], list(fds))
+            else:
+                channel.sendall(state.encode())
     except OSError as error:
         raise SetupError(
             f"NOTIFY_SOCKET {os.environ['NOTIFY_SOCKET']!r} cannot be reached: {error.strerror or error}",
