@@ -3,7 +3,8 @@
 A `credential_process` has no timeout of its own, and a metadata service that takes requests and answers none looks like
 any other silence. So the chain is walked, and credentials are refreshed, in a thread beside the callers, who wait
 `CREDENTIALS_SECONDS` and then raise the name of the source that is being asked. The thread goes on: whoever asks
-next waits for the same walk, so that a slow source is asked once, and one that hangs costs one thread.
+next waits for the same walk, or gets what it has found meanwhile, so that a slow source is asked once, and one that
+hangs costs one thread.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tiercache.errors import AccessDenied, TierError, Unavailable
 CREDENTIALS_SECONDS = 3.0  # below the limit of the first contact, so that this message is the one that is seen
 METADATA_TIMEOUT_SECONDS = 1
 MANDATORY_SECONDS = 600  # botocore's: what expires sooner is refreshed before it is used
+UNCLAIMED_SECONDS = 60.0  # for so long is an outcome kept that came after all who waited had gone
 CREDENTIALS_HINT = (
     "give credentials by --profile, AWS_PROFILE, AWS_ACCESS_KEY_ID or ~/.aws/credentials, "
     "or --no-sign-request for a public bucket"
@@ -53,18 +55,26 @@ class _Walk:
     def __init__(self, job: Callable[[], Any], subject: Any) -> None:
         self.subject = subject
         self.ended = threading.Event()
+        self.ended_seconds = 0.0
+        self.is_claimed = False
         self.outcome: Any = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self._job = job
         threading.Thread(target=self._run, name="credentials", daemon=True).start()
 
     def _run(self) -> None:
         try:
             self.outcome = self._job()
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+        except (TierError, *CHAIN_FAULTS) as error:  # raised in the threads that wait
             self.error = error
         finally:
+            self.ended_seconds = time.monotonic()
             self.ended.set()
+
+    def serves(self, subject: Any) -> bool:
+        """Is there something to wait for, or an outcome that nobody has had?"""
+        is_kept = not self.is_claimed and time.monotonic() - self.ended_seconds < UNCLAIMED_SECONDS
+        return self.subject is subject and (is_kept or not self.ended.is_set())
 
 
 class Chain:
@@ -118,17 +128,19 @@ class Chain:
     def _bounded(self, kind: str, job: Callable[[], Any], subject: Any) -> Any:
         with self._lock:
             walk = self._walks.get(kind)
-            if walk is None or walk.ended.is_set() or walk.subject is not subject:
+            if walk is None or not walk.serves(subject):
                 walk = self._walks[kind] = _Walk(job, subject)
         if not walk.ended.wait(CREDENTIALS_SECONDS):
             raise Unavailable(
                 f"{self._asking} gave no credentials within {CREDENTIALS_SECONDS:g} s",
                 hint="see why it hangs; the store was not asked",
             )
+        walk.is_claimed = True
         if isinstance(walk.error, TierError):
             raise type(walk.error)(str(walk.error), hint=walk.error.hint)  # each thread its own: a traceback grows
         if walk.error is not None:
             raise walk.error
+        assert walk.outcome is not None, "a bug ended the walk; its traceback is in the log"
         return walk.outcome
 
 
