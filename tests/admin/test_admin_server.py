@@ -16,8 +16,9 @@ import pytest
 import trio
 
 from tests.admin.fake import FakeControl, busy, serving
-from tiercache.admin.app import GRACE_SECONDS, Listening, serve_admin
+from tiercache.admin.app import Listening, serve_admin
 from tiercache.admin.client import BATCH_COUNT, Client
+from tiercache.admin.connections import GRACE_SECONDS
 from tiercache.admin.messages import PinRequest
 from tiercache.admin.routes import MAX_BODY_BYTES
 from tiercache.errors import NoDaemon, NotFound, SetupError, TiercacheError, Unavailable, UsageError
@@ -311,18 +312,6 @@ def test_a_running_request_is_finished_before_the_end(address: Path) -> None:
     for _ in range(5):
         with serving(FakeControl(), address), Client(address) as client:
             assert client.stop().mountpoint == "/mnt/fake"
-
-
-def test_connections_are_bounded(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiercache.admin.app.MAX_CONNECTIONS", 2)
-    with serving(FakeControl(), address):
-        connections = [socket.socket(socket.AF_UNIX) for _ in range(3)]
-        for connection in connections:
-            connection.settimeout(10)
-            connection.connect(str(address))
-        assert connections[2].recv(1) == b""
-        for connection in connections:
-            connection.close()
 
 
 def test_two_threads_ask_at_once(address: Path) -> None:

@@ -10,29 +10,17 @@ connect to the loopback port: that must not take the mount down.
 
 from __future__ import annotations
 
-import logging
 import socket
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import trio
-from hypercorn.config import Config as ServerConfig
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIFramework, ConnectionState, LifespanState
-from hypercorn.utils import wrap_app
 from starlette.applications import Starlette
 
+from tiercache.admin.connections import Connections
 from tiercache.admin.control import Control
 from tiercache.admin.listening import loopback_socket, unix_socket
 from tiercache.admin.routes import admin_app, metrics_app
-
-log = logging.getLogger("tiercache.admin")
-
-MAX_CONNECTIONS = 64
-GRACE_SECONDS = 2.0
-IDLE_SECONDS = 5.0
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -68,10 +56,11 @@ async def serve_admin(
 
 
 async def _serve(app: Starlette, listening: socket.socket, task_status: trio.TaskStatus[None]) -> None:
-    connections = _Connections(app)
+    connections = Connections(app)
     async with trio.open_nursery() as nursery:
         running: trio.Nursery = await nursery.start(_shielded_nursery)
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+        running.start_soon(connections.expire)
         task_status.started()
         try:
             await trio.serve_listeners(connections.run, [listener], handler_nursery=running)
@@ -86,51 +75,3 @@ async def _shielded_nursery(task_status: trio.TaskStatus[trio.Nursery]) -> None:
         async with trio.open_nursery() as nursery:
             task_status.started(nursery)
             await trio.sleep_forever()
-
-
-class _Connections:
-    """The open connections of one listener, at most MAX_CONNECTIONS."""
-
-    def __init__(self, app: Starlette) -> None:
-        self._app = wrap_app(cast(ASGIFramework, app), 0, "asgi")
-        self._config = _server_config()
-        self._context = WorkerContext(None)
-        self._streams: set[trio.SocketStream] = set()
-        self._left = trio.Condition()
-
-    async def run(self, stream: trio.SocketStream) -> None:
-        if len(self._streams) >= MAX_CONNECTIONS:
-            await stream.aclose()
-            return
-        self._streams.add(stream)
-        try:
-            state = ConnectionState(LifespanState())
-            await TCPServer(self._app, self._config, self._context, state, stream).run()  # type: ignore[arg-type]  # plain streams too
-        except ExceptionGroup as group:
-            log.warning("an admin connection failed", exc_info=group)
-        finally:
-            stream.socket.close()
-            self._streams.discard(stream)
-            with trio.CancelScope(shield=True):
-                async with self._left:
-                    self._left.notify_all()
-
-    async def drain(self) -> None:
-        """Let running requests finish (idle connections close at once), then close what is left."""
-        with trio.move_on_after(GRACE_SECONDS, shield=True):
-            await self._context.terminated.set()
-            async with self._left:
-                while self._streams:
-                    await self._left.wait()
-        for stream in self._streams:
-            stream.socket.close()
-
-
-def _server_config() -> ServerConfig:
-    config = ServerConfig()
-    config.accesslog = None
-    config.errorlog = log
-    config.loglevel = "WARNING"
-    config.include_server_header = False
-    config.keep_alive_timeout = IDLE_SECONDS
-    return config
