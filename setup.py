@@ -1,8 +1,8 @@
 """The C extensions. What is fixed about the package stands in pyproject.toml; here is only what depends on the machine.
 
-Each extension is optional: where its libraries or a compiler are missing it is left out, tiercache runs without what it gives, and
-`tiercache status` says so. TIERCACHE_STRICT_BUILD=1 (set by the Makefile) makes warnings errors and a missing extension
-a failure.
+Each extension is optional: where its libraries or a compiler are missing it is left out, tiercache runs without what it gives,
+and `tiercache status` says so. TIERCACHE_STRICT_BUILD=1 (set by the Makefile) makes warnings errors and a missing
+extension a failure.
 """
 
 import os
@@ -46,7 +46,7 @@ setup(
         # not linked: pyfuse3 has loaded its libfuse, and ours must be the same one
         *extension(
             "tiercache.fuse._kernel",
-            ["tiercache/fuse/_kernel.c", "tiercache/fuse/requests.c", "tiercache/fuse/open_table.c"],
+            [f"tiercache/fuse/{name}.c" for name in ("_kernel", "serving", "open_table", "inflight", "requests")],
             "fuse3",
             link=False,
         ),

@@ -26,6 +26,9 @@ Timeout = Annotated[float, msgspec.Meta(gt=0, le=3600)]  # a reader that waits f
 Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32 - 1)]  # (uid_t)-1 means "leave as it is" to chown(2)
 
 
+ReadPath = Literal["auto", "plain", "python"]
+
+
 def _key_of(field: str) -> str:
     return re.sub(r"_(bytes|seconds|ratio)$", "", field)
 
@@ -35,7 +38,10 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class MountSettings(_Table, frozen=True, kw_only=True):
-    """`[mount]`. `uid` and `gid` own every file (None: the daemon's own)."""
+    """`[mount]`. `uid` and `gid` own every file (None: the daemon's own).
+
+    `read_path` is the best path that reads of hot files may take: the kernel's own (auto), the daemon's threads (plain), Python.
+    """
 
     point: str
     allow_other: bool
@@ -45,6 +51,7 @@ class MountSettings(_Table, frozen=True, kw_only=True):
     dir_mode: int = 0o555
     metadata_ttl_seconds: Seconds = DEFAULT_METADATA_TTL_SECONDS
     negative_ttl_seconds: Seconds = 5.0  # short: a file that a job waits for appears soon
+    read_path: ReadPath = "auto"
 
 
 class HotSettings(_Table, frozen=True, kw_only=True):

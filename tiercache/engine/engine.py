@@ -22,6 +22,7 @@ from tiercache.engine.holdings import Holdings
 from tiercache.engine.namespace import Namespace
 from tiercache.engine.pinning import Pinning
 from tiercache.engine.promotion import Promotion
+from tiercache.engine.publication import NothingPublished, Publication
 from tiercache.engine.reader import Reader
 from tiercache.engine.room import Room
 from tiercache.engine.source import Source
@@ -57,7 +58,9 @@ class Engine:
         sweep: bool = False,
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        publication: Publication | None = None,
     ) -> None:
+        publication = publication or NothingPublished()
         self.nursery = nursery
         self.datasets = datasets
         self.index = index
@@ -71,10 +74,18 @@ class Engine:
             clock=clock,
             on_unreachable=tally.unreachable,
             nursery=nursery,
+            outdated=publication.withdraw,
         )
         self.room = Room(ledgers, rng or random.Random(), tally.evicted)
         self.holdings = Holdings(
-            nursery, index, files, self.room, chunk_bytes=limits.chunk_bytes, clock=clock, protected=self._protected
+            nursery,
+            index,
+            files,
+            self.room,
+            chunk_bytes=limits.chunk_bytes,
+            clock=clock,
+            protected=self._protected,
+            publication=publication,
         )
         self.filler = Filler(
             nursery,
@@ -106,8 +117,9 @@ class Engine:
             promote=self._promote,
             whole_file_bytes=limits.whole_file_bytes,
             read_ahead_bytes=limits.read_ahead_bytes,
+            publication=publication,
         )
-        self.upkeep = Upkeep(index, files, self.holdings, late=tally.late, sweep=sweep)
+        self.upkeep = Upkeep(index, files, self.holdings, late=tally.late, harvest=self.reader.harvest, sweep=sweep)
 
     def start(self) -> None:
         """Everything that runs by itself."""

@@ -14,8 +14,9 @@ Invariants, and who keeps them:
 * A doubtful object's record says more than is true. It is forgotten, with its file, before anybody uses it.
 * Room is reserved before a byte is written (`reserve`), and every reservation is settled or cancelled once. An object is
   accounted in the ledger with the bytes of its present chunks and its residue (`engine/residue.py`), no more and no less.
-* An object with users is never evicted. `_parting` enters ids into `_leaving` before the first await, and `acquire`
-  waits for those: nobody opens a file that is being removed.
+* An object with users is never evicted, whether they came through the engine or through the publication, which withdraws
+  an object before anything is done to its file. `_parting` enters ids into `_leaving` before the first await, and
+  `acquire` waits for those: nobody opens a file that is being removed.
 * Order of eviction: forget in the index (committed), then unlink, then release the room. A crash in between
   leaves a file without a record, which `sweep` removes after the next unclean start. A file that cannot be unlinked stays
   accounted as a leftover, and its turn comes again.
@@ -38,6 +39,7 @@ from tiercache.core.eviction import Evict
 from tiercache.core.record import ChunkRecord, HotRecord, ObjectId, ObjectRef
 from tiercache.engine.disks import Disks
 from tiercache.engine.held import Held
+from tiercache.engine.publication import Publication
 from tiercache.engine.residue import SOMEWHERE, Residue
 from tiercache.engine.room import Room
 from tiercache.errors import HotFull, HotSick, HotTierError, NotHeld
@@ -63,6 +65,7 @@ class Holdings:
         chunk_bytes: int,
         clock: Callable[[], float],
         protected: Callable[[HotRecord], bool],
+        publication: Publication,
     ) -> None:
         self._nursery = nursery
         self._index = index
@@ -71,6 +74,7 @@ class Holdings:
         self.chunk_bytes = chunk_bytes
         self._clock = clock
         self._protected = protected
+        self._publication = publication
         self._held: dict[ObjectId, Held] = {}
         self._leaving: dict[ObjectId, trio.Event] = {}
         self._retiring: list[Held] = []
@@ -181,7 +185,7 @@ class Holdings:
             log.warning("hot_file_not_removed", path=file.path, error=error.line)
 
     def in_use(self, object_id: ObjectId) -> bool:
-        return object_id in self._held or object_id in self._leaving
+        return object_id in self._held or object_id in self._leaving or self._publication.uses(object_id) > 0
 
     def held(self, object_id: ObjectId) -> Held | None:
         return self._held.get(object_id)
@@ -189,7 +193,10 @@ class Holdings:
     def touch(self, held: Held) -> None:
         """Note an access for eviction."""
         if held.file is not None:
-            self._index.submit([Touch(held.ref.object_id, int(self._clock()), 1)])
+            self.touched(held.ref.object_id, int(self._clock()), 1)
+
+    def touched(self, object_id: ObjectId, seconds: int, count: int) -> None:
+        self._index.submit([Touch(object_id, seconds, count)])
 
     def _submit(self, held: Held, change: Change) -> None:
         held.changes_count += 1
@@ -279,6 +286,7 @@ class Holdings:
 
     def drop_chunk(self, held: Held, chunk: int) -> None:
         """The chunk's bytes are not what was written: fetch it again. Its blocks become residue."""
+        self._publication.withdraw_object(held.ref.object_id)
         held.present.discard(chunk)
         held.complete = False
         held.unverified.pop(chunk, None)
@@ -327,7 +335,7 @@ class Holdings:
 
     async def evict(self, victims: Sequence[ObjectId], chosen: Sequence[Evict] = ()) -> int:
         """Remove hot copies that nobody uses; how many went. `chosen` were picked for their age, and stay if it is outdated."""
-        going = [victim for victim in victims if not self.in_use(victim)]
+        going = [victim for victim in victims if not self.in_use(victim) and not self._publication.withdraw_object(victim)]
         if not going:
             return 0
         with self._parting(going):
@@ -400,6 +408,7 @@ class Holdings:
             for object_id, chunks in since.items():
                 held = self._held.get(object_id)
                 if held is None or not held.is_loaded:
+                    self._publication.withdraw_object(object_id)
                     self._doubtful.add(object_id)
                 else:
                     for chunk in filter(held.has, chunks):

@@ -63,7 +63,8 @@ class Namespace:
     """`clock` gives Unix seconds. Work that several tasks wait for runs in `nursery`.
 
     `on_unreachable(dataset, count)` is told how many keys without a POSIX name are in the directories that were listed, whenever
-    that changes. With `single` the only dataset is the root directory, else each dataset is a directory in it.
+    that changes; `outdated` is told of each file whose name leads elsewhere from now on. With `single` the only dataset
+    is the root directory, else each dataset is a directory in it.
     """
 
     def __init__(
@@ -76,10 +77,11 @@ class Namespace:
         clock: Callable[[], float],
         on_unreachable: Callable[[str, int], None],
         nursery: trio.Nursery,
+        outdated: Callable[[Inode], None] = lambda _inode: None,
     ) -> None:
         assert not single or len(datasets) == 1
         self._names = Names(index)
-        self._recorder = Recorder(self._names)
+        self._recorder = Recorder(self._names, outdated)
         self._datasets = {dataset.name: dataset for dataset in datasets}
         self._negative_ttl_seconds = negative_ttl_seconds
         self._clock = clock

@@ -35,6 +35,7 @@ from tiercache.engine.fill import Fill, Filler
 from tiercache.engine.held import Held
 from tiercache.engine.holdings import Holdings
 from tiercache.engine.namespace import Namespace
+from tiercache.engine.publication import Publication
 from tiercache.engine.source import Source
 from tiercache.errors import HotFull, HotSick, HotTierError, NotFound, TiercacheError, Unavailable, VersionChanged
 from tiercache.tiers.hot import hash_range, read, read_resident
@@ -63,6 +64,8 @@ class Observer(Protocol):
 
     def verify_failed(self, ref: ObjectRef) -> None: ...
 
+    def opened_natively(self, dataset: str, count: int, opened_bytes: int, read_bytes: int) -> None: ...
+
 
 class OpenFile:
     """One inode that is open, however often."""
@@ -72,6 +75,7 @@ class OpenFile:
         self.held = held
         self.opens = 0
         self.ahead_bytes = 0
+        self.is_published = False
         self.streams = Streams(max_window_bytes=max_window_bytes)
 
 
@@ -89,6 +93,7 @@ class Reader:
         promote: Callable[[ObjectRef], None],
         whole_file_bytes: int,
         read_ahead_bytes: int,
+        publication: Publication,
     ) -> None:
         self._nursery = nursery
         self._namespace = namespace
@@ -100,16 +105,21 @@ class Reader:
         self._promote = promote
         self._whole_file_bytes = whole_file_bytes
         self._window_bytes = min(read_ahead_bytes // 2, 16 * holdings.chunk_bytes)
+        self._publication = publication
         self._budget = Budget(read_ahead_bytes)
         self._touches = Touches(touches_capacity(holdings.room.capacity_bytes, holdings.chunk_bytes))
         self._refusals: dict[str, tuple[float, str]] = {}
         self._opened: dict[Inode, OpenFile] = {}
+        self._strangers: set[Inode] = set()
         self._verifying: dict[tuple[ObjectId, int], trio.Event] = {}
 
     # -- open and release
 
-    async def open(self, inode: Inode) -> None:
-        """Raises VersionChanged when the inode is not what its name leads to any more, and any TierError."""
+    async def open(self, inode: Inode) -> bool:
+        """True: this open is the publication's, and no read or release of it will come here.
+
+        Raises VersionChanged when the inode is not what its name leads to any more, and any TierError.
+        """
         entry = self._namespace.entry(inode)
         if entry is None or not await self._namespace.is_current(entry):
             raise VersionChanged(f"inode {inode} is not the present version")
@@ -121,14 +131,41 @@ class Reader:
         except BaseException:
             self._holdings.release(held)
             raise
+        self._holdings.touch(held)
+        self._observer.opened(entry.dataset, is_hit)
+        self._publish(entry, held)
+        if self._publication.hand_over(entry):
+            self._holdings.release(held)
+            return True
         file = self._opened.get(inode)
         if file is None:
             file = self._opened[inode] = OpenFile(entry, held, self._window_bytes)
         else:
             self._holdings.release(held)
         file.opens += 1
-        self._holdings.touch(held)
-        self._observer.opened(entry.dataset, is_hit)
+        return False
+
+    def _publish(self, entry: Entry, held: Held) -> bool:
+        """Trust before publication: complete, every chunk hashed, and verified since the last unclean boot."""
+        if held.file is None or not held.complete or held.unverified:
+            return False
+        return self._publication.publish(entry, held.file.directory)
+
+    async def adopt(self) -> None:
+        """Take over what a predecessor left open, before any request is served."""
+        for entry, _, daemon_count in self._publication.still_open():
+            if daemon_count:
+                await self._adopt(entry, daemon_count)
+
+    async def _adopt(self, entry: Entry, opens: int) -> OpenFile:
+        held = await self._holdings.acquire(entry.ref)
+        file = self._opened.get(entry.inode)
+        if file is not None:
+            self._holdings.release(held)
+            return file
+        file = self._opened[entry.inode] = OpenFile(entry, held, self._window_bytes)
+        file.opens = opens
+        return file
 
     def release(self, inode: Inode) -> None:
         file = self._opened.get(inode)
@@ -185,10 +222,8 @@ class Reader:
 
     async def read(self, inode: Inode, offset: int, length: int) -> bytes:
         """The bytes of the inode's version; short only at the end of the file. Raises TierError."""
-        file = self._opened.get(inode)
-        if file is None:
-            raise VersionChanged(f"inode {inode} is not open here")
         began = time.perf_counter()
+        file = self._opened.get(inode) or await self._stranger(inode)
         size = file.entry.size_bytes
         if offset >= size or length <= 0:
             return b""
@@ -212,8 +247,35 @@ class Reader:
                 raise
             if not held.complete:
                 self._look_ahead(file, run)
+        if held.complete and not file.is_published:
+            file.is_published = self._publish(file.entry, held)  # its next reads need not come here
         self._observer.read_done(file.entry.dataset, tier, len(data), time.perf_counter() - began)
         return data
+
+    async def _stranger(self, inode: Inode) -> OpenFile:
+        """A file that was not opened here: the publication gives back a read of what was withdrawn, or cannot be read any more.
+
+        It is kept until the publication has no open of it (`harvest`).
+        """
+        entry = self._namespace.entry(inode)
+        if entry is None:
+            entry = next((left.entry for left in self._publication.still_open() if left.entry.inode == inode), None)
+        if entry is None:
+            raise VersionChanged(f"inode {inode} is not known any more")
+        self._strangers.add(inode)
+        return await self._adopt(entry, 1)
+
+    def harvest(self) -> None:
+        """Note what was opened natively: for eviction, and for the counters."""
+        for use in self._publication.harvest():
+            if use.open_count:
+                self._holdings.touched(use.object_id, use.used_seconds, use.open_count)
+            self._observer.opened_natively(use.dataset, use.open_count, use.open_count * use.size_bytes, use.bytes_read)
+        for inode in list(self._strangers):
+            file = self._opened.get(inode)
+            if file is None or not self._publication.uses(file.held.ref.object_id):
+                self._strangers.discard(inode)
+                self.release(inode)
 
     def _refuse_in_vain(self, held: Held, now: float, chunks: Iterable[int]) -> None:
         """Raises Unavailable if a read of the dataset failed a moment ago, nothing came since, and this one needs bytes too."""

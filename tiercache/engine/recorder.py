@@ -27,7 +27,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -74,8 +74,10 @@ class Recorded:
 
 
 class Recorder:
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, outdated: Callable[[Inode], None]) -> None:
+        """`outdated` is told of each file whose name leads elsewhere, before that is committed."""
         self._names = names
+        self._outdated = outdated
         self._tickets = itertools.count(1)
         self._changed_by: OrderedDict[tuple[Inode, bytes], int] = OrderedDict()
         self._unborn: dict[Inode, Entry] = {}
@@ -278,10 +280,14 @@ class Recorder:
                     self._die(self._names.child(parent, name), UNNUMBERED)
 
     def _die(self, former: Entry | None, successor: Inode) -> None:
-        if former is not None and former.kind is Kind.DIRECTORY and former.inode != successor:
-            self._dead[former.inode] = None
-            if len(self._dead) > MAX_REMEMBERED:
-                self._dead.popitem(last=False)
+        if former is None or former.inode == successor:
+            return
+        if former.kind is Kind.FILE:
+            self._outdated(former.inode)
+            return
+        self._dead[former.inode] = None
+        if len(self._dead) > MAX_REMEMBERED:
+            self._dead.popitem(last=False)
 
     def doubt(self) -> None:
         """From now on no answer to a request of before now confirms anything."""

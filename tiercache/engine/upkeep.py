@@ -27,16 +27,27 @@ FAN_OUT_BYTES = 256 * 4096
 
 
 class Upkeep:
-    def __init__(self, index: Index, files: HotTier, holdings: Holdings, *, late: Callable[[float], None], sweep: bool) -> None:
+    def __init__(
+        self,
+        index: Index,
+        files: HotTier,
+        holdings: Holdings,
+        *,
+        late: Callable[[float], None],
+        harvest: Callable[[], None],
+        sweep: bool,
+    ) -> None:
         self._index = index
         self._files = files
         self._holdings = holdings
         self._late = late
+        self._harvest = harvest
         self._sweeps = sweep
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._probe)
+            nursery.start_soon(self._harvests)
             for directory in range(len(self._files.directories)):
                 nursery.start_soon(self._keep, directory)
                 nursery.start_soon(self._sync, directory)
@@ -82,6 +93,11 @@ class Upkeep:
             log.warning("hot_directory_not_swept", directory=directory, error=error.line)
         else:
             log.info("hot_directory_swept", directory=directory, removed=removed_count)
+
+    async def _harvests(self) -> None:
+        while True:
+            await trio.sleep(TICK_SECONDS)
+            self._harvest()
 
     async def _probe(self) -> None:
         while True:

@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-import pyfuse3
 import structlog
-from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 
 from tiercache.core.record import Entry, Inode, Kind
 from tiercache.engine.namespace import DirectoryStream, Namespace
 from tiercache.engine.reader import Reader
 from tiercache.errors import NotFound, TiercacheError, VersionChanged
 from tiercache.fuse.errnos import errno_of
+from tiercache.fuse.native import NATIVE_HANDLE  # before pyfuse3: see there
+
+import pyfuse3  # isort: skip
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData  # isort: skip
 
 log = structlog.get_logger()
 P = ParamSpec("P")
@@ -207,19 +209,19 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, _ctx: RequestContext) -> FileInfo:
         if flags & (os.O_ACCMODE | os.O_TRUNC | os.O_APPEND) != os.O_RDONLY:
             raise FUSEError(errno.EROFS)
-        await self._reader.open(Inode(inode))
-        return FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=True)
+        is_handed_over = await self._reader.open(Inode(inode))
+        return FileInfo(fh=pyfuse3.FileHandleT(inode | NATIVE_HANDLE if is_handed_over else inode), keep_cache=True)
 
     @operation("read")
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        return await self._reader.read(Inode(fh), off, size)
+        return await self._reader.read(Inode(fh & ~NATIVE_HANDLE), off, size)
 
     async def flush(self, fh: int) -> None:
         """Nothing was written. ENOSYS makes the kernel never ask again, which saves a request for every close."""
         raise FUSEError(errno.ENOSYS)
 
     async def release(self, fh: int) -> None:
-        self._reader.release(Inode(fh))
+        self._reader.release(Inode(fh & ~NATIVE_HANDLE))
 
     # -- the rest
 

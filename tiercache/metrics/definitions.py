@@ -74,6 +74,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("operation_seconds", _H, "seconds", "Time to answer a request of the kernel", ("operation",)),
     Definition("errors", _C, "", "Requests of the kernel answered with an error", ("operation", "errno")),
     Definition("hits", _C, "", "Opens of files that were whole in the hot tier", ("dataset",)),
+    Definition("native_opened_bytes", _C, "bytes", "Sizes of the files that were opened without Python", ("dataset",)),
     Definition("misses", _C, "", "Opens of files of which the hot tier lacked something", ("dataset",)),
     Definition("unreachable_keys", _G, "", "Keys known that no POSIX path can name", ("dataset",)),
     # filling and the hot tier
@@ -130,6 +131,7 @@ class Metrics:
         self.read_seconds = self._histogram("read_seconds")
         self.operation_seconds = self._histogram("operation_seconds")
         self.errors = self._counter("errors")
+        self.native_opened_bytes = self._counter("native_opened_bytes")
         self.hits = self._counter("hits")
         self.misses = self._counter("misses")
         self.unreachable_keys = self._gauge("unreachable_keys")

@@ -39,6 +39,15 @@ class Tally:
     def streamed(self, dataset: str, reason: str, count: int) -> None:
         self._counter(self.metrics.streamed_bytes, dataset, reason).inc(count)
 
+    def opened_natively(self, dataset: str, count: int, opened_bytes: int, read_bytes: int) -> None:
+        """Opens that were answered without the engine, all of them hits, and what the daemon's threads read for them."""
+        if count:
+            self._counter(self.metrics.opens, dataset).inc(count)
+            self._counter(self.metrics.hits, dataset).inc(count)
+            self._counter(self.metrics.native_opened_bytes, dataset).inc(opened_bytes)
+        if read_bytes:
+            self._counter(self.metrics.read_bytes, dataset, "hot").inc(read_bytes)
+
     def read_ahead(self, count: int) -> None:
         self.metrics.read_ahead_bytes.inc(count)
 

@@ -1,0 +1,381 @@
+/* The Python face of the native side, and the way in between pyfuse3 and libfuse.
+ *
+ * Interposition: this module is loaded before pyfuse3 and with RTLD_GLOBAL, so that pyfuse3's `fuse_session_mount` is the one below.
+ * It calls libfuse's, then gives the session our input and output (fuse_session_custom_io, libfuse 3.14 and later): requests
+ * are read by the threads of serving.c, and pyfuse3 gets from its "fuse descriptor", an eventfd, only those that they leave over.
+ * Where libfuse is older everything stays as pyfuse3 alone would have it, and `mounted()` says False.
+ */
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define FUSE_USE_VERSION 34
+#include <dlfcn.h>
+#include <fuse_lowlevel.h>
+
+#include "requests.h"
+#include "serving.h"
+
+static bool is_mounted;
+
+/* -- between pyfuse3 and libfuse ------------------------------------------------------------------------------------- */
+
+/* libfuse's struct fuse_custom_io, with the member that 3.17 added. */
+struct custom_io {
+    ssize_t (*writev)(int, struct iovec *, int, void *);
+    ssize_t (*read)(int, void *, size_t, void *);
+    void *splice_receive, *splice_send, *clone_fd;
+};
+
+static ssize_t give_request(int fd, void *into, size_t size, void *userdata)
+{
+    return serving_receive(into, size);
+}
+
+static ssize_t take_reply(int fd, struct iovec *pieces, int count, void *userdata)
+{
+    return serving_reply(pieces, count);
+}
+
+static void *libfuse(void)
+{
+    void *library = dlopen("libfuse3.so.4", RTLD_LAZY | RTLD_NOLOAD);
+    return library ? library : dlopen("libfuse3.so.3", RTLD_LAZY | RTLD_NOLOAD);
+}
+
+static bool set_io(void *library, struct fuse_session *session, int fd)
+{
+    static const struct custom_io io = {.writev = take_reply, .read = give_request};
+    int (*with_size)(struct fuse_session *, const struct custom_io *, size_t, int);
+    int (*without)(struct fuse_session *, const struct custom_io *, int);
+
+    *(void **)&with_size = dlsym(library, "fuse_session_custom_io_317");
+    if (with_size)
+        return with_size(session, &io, sizeof io, fd) == 0;
+    *(void **)&without = dlsym(library, "fuse_session_custom_io");
+    return without && without(session, &io, fd) == 0;
+}
+
+/* Has libfuse (and pyfuse3) process the INIT request of the predecessor. */
+static bool repeat_init(void *library, struct fuse_session *session)
+{
+    void (*process)(struct fuse_session *, const struct fuse_buf *);
+    struct fuse_buf buffer = {.fd = -1};
+    const void *request = serving_init_request(&buffer.size);
+
+    if (buffer.size == 0)
+        return true;
+    *(void **)&process = dlsym(library, "fuse_session_process_buf");
+    buffer.mem = (void *)request;
+    if (process)
+        process(session, &buffer);
+    return serving_agrees();
+}
+
+__attribute__((visibility("default"))) int fuse_session_mount(struct fuse_session *session, const char *mountpoint)
+{
+    int (*mount)(struct fuse_session *, const char *);
+    int (*descriptor)(struct fuse_session *);
+    void *library = libfuse();
+
+    if (!library)
+        return -1;
+    *(void **)&mount = dlsym(library, "fuse_session_mount");
+    *(void **)&descriptor = dlsym(library, "fuse_session_fd");
+    if (!mount || !descriptor || mount(session, mountpoint) != 0)
+        return -1;
+    if (!serving_is_prepared() || !dlsym(library, "fuse_session_custom_io"))
+        return 0;
+    int fd = serving_begin(descriptor(session));
+    if (fd < 0 || !set_io(library, session, fd) || !repeat_init(library, session) || !serving_start())
+        return -1;
+    is_mounted = true;
+    return 0;
+}
+
+/* -- for Python --------------------------------------------------------------------------------------------------------- */
+
+static PyObject *prepare(PyObject *self, PyObject *args)
+{
+    struct settings settings = {0};
+    PyObject *directories;
+    unsigned long long wanted;
+    unsigned long published;
+    int threads, fuse_fd, table_fd;
+
+    if (!PyArg_ParseTuple(args, "O!iKkii", &PyTuple_Type, &directories, &threads, &wanted, &published, &fuse_fd, &table_fd))
+        return NULL;
+    if (threads < 1 || threads > MAX_THREADS || PyTuple_GET_SIZE(directories) > MAX_DIRECTORIES) {
+        PyErr_SetString(PyExc_ValueError, "too many threads or directories");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(directories); i++) {
+        settings.directories[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(directories, i));
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    settings.directory_count = (int)PyTuple_GET_SIZE(directories);
+    settings.thread_count = threads;
+    settings.wanted_flags = wanted;
+    settings.published_most = published;
+    if (!serving_prepare(&settings, fuse_fd, table_fd))
+        return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
+}
+
+static PyObject *mounted(PyObject *self, PyObject *unused)
+{
+    return PyBool_FromLong(is_mounted);
+}
+
+static PyObject *agrees(PyObject *self, PyObject *unused)
+{
+    return PyBool_FromLong(serving_agrees());
+}
+
+static PyObject *connection(PyObject *self, PyObject *unused)
+{
+    return Py_BuildValue("(ii)", serving_fuse_fd(), serving_table_fd());
+}
+
+static PyObject *flags(PyObject *self, PyObject *unused)
+{
+    return Py_BuildValue("(KK)", (unsigned long long)serving_offered(), (unsigned long long)serving_agreed());
+}
+
+static PyObject *probe(PyObject *self, PyObject *fd)
+{
+    int number = (int)PyLong_AsLong(fd);
+    if (number == -1 && PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLong(serving_probe(number));
+}
+
+static PyObject *set_passthrough(PyObject *self, PyObject *enabled)
+{
+    serving_set_passthrough(PyObject_IsTrue(enabled) == 1);
+    Py_RETURN_NONE;
+}
+
+static PyObject *publish(PyObject *self, PyObject *args)
+{
+    unsigned long long inode, size_bytes;
+    Py_buffer object_id, blob;
+    unsigned short directory, dataset;
+    bool done = false;
+
+    if (!PyArg_ParseTuple(args, "Ky*HHKy*", &inode, &object_id, &directory, &dataset, &size_bytes, &blob))
+        return NULL;
+    if (object_id.len == OBJECT_ID_BYTES) {
+        struct table *table = serving_lock();
+        struct slot *slot = table ? table_slot(table, inode) : NULL;
+        if (slot) {
+            done = table_describe(table, slot, blob.buf, (size_t)blob.len) &&
+                   table_publish(table, slot, object_id.buf, directory, dataset, size_bytes);
+            table_forget_unused(table, slot);
+        }
+        serving_unlock();
+    }
+    PyBuffer_Release(&object_id);
+    PyBuffer_Release(&blob);
+    return PyBool_FromLong(done);
+}
+
+static PyObject *withdraw_slot(struct table *table, struct slot *slot)
+{
+    uint32_t uses = 0;
+    if (slot) {
+        table_withdraw(table, slot);
+        uses = table_uses(table, slot);
+        table_forget_unused(table, slot);
+    }
+    serving_unlock();
+    return PyLong_FromUnsignedLong(uses);
+}
+
+static PyObject *withdraw(PyObject *self, PyObject *inode)
+{
+    unsigned long long number = PyLong_AsUnsignedLongLong(inode);
+    if (PyErr_Occurred())
+        return NULL;
+    struct table *table = serving_lock();
+    return withdraw_slot(table, table ? table_find(table, number) : NULL);
+}
+
+static const uint8_t *object_id_of(PyObject *bytes)
+{
+    if (!PyBytes_Check(bytes) || PyBytes_GET_SIZE(bytes) != OBJECT_ID_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "not an object id");
+        return NULL;
+    }
+    return (const uint8_t *)PyBytes_AS_STRING(bytes);
+}
+
+static PyObject *withdraw_object(PyObject *self, PyObject *bytes)
+{
+    const uint8_t *object_id = object_id_of(bytes);
+    if (!object_id)
+        return NULL;
+    struct table *table = serving_lock();
+    return withdraw_slot(table, table ? table_find_object(table, object_id) : NULL);
+}
+
+static PyObject *uses(PyObject *self, PyObject *bytes)
+{
+    const uint8_t *object_id = object_id_of(bytes);
+    if (!object_id)
+        return NULL;
+    struct table *table = serving_lock();
+    struct slot *slot = table ? table_find_object(table, object_id) : NULL;
+    uint32_t count = slot ? table_uses(table, slot) : 0;
+    serving_unlock();
+    return PyLong_FromUnsignedLong(count);
+}
+
+static PyObject *hand_over(PyObject *self, PyObject *args)
+{
+    unsigned long long inode;
+    Py_buffer blob;
+    bool is_native = false;
+
+    if (!PyArg_ParseTuple(args, "Ky*", &inode, &blob))
+        return NULL;
+    struct table *table = serving_lock();
+    struct slot *slot = is_mounted && table ? table_slot(table, inode) : NULL;
+    if (slot) {
+        table_describe(table, slot, blob.buf, (size_t)blob.len);
+        is_native = slot->is_published || table_mode(table, slot) == MODE_PASSTHROUGH;
+        if (is_native)
+            slot->opening++; /* until the reply */
+    }
+    serving_unlock();
+    PyBuffer_Release(&blob);
+    return PyBool_FromLong(is_native);
+}
+
+static PyObject *harvest(PyObject *self, PyObject *limit)
+{
+    long most = PyLong_AsLong(limit);
+    PyObject *found = PyList_New(0);
+
+    if (!found || (most == -1 && PyErr_Occurred()))
+        return NULL;
+    while (most-- > 0) {
+        struct table *table = serving_lock();
+        struct slot *slot = table ? table_harvest(table) : NULL;
+        if (!slot) {
+            serving_unlock();
+            break;
+        }
+        struct slot copy = *slot;
+        slot->opened_count = 0;
+        slot->read_bytes = 0;
+        table_forget_unused(table, slot);
+        serving_unlock();
+        PyObject *item = Py_BuildValue("(Ky#HIKKI)", (unsigned long long)copy.inode, copy.object_id, (Py_ssize_t)OBJECT_ID_BYTES,
+                                       copy.dataset, copy.opened_count, (unsigned long long)copy.read_bytes,
+                                       (unsigned long long)copy.size_bytes, copy.opened_seconds);
+        if (!item || PyList_Append(found, item) != 0) {
+            Py_XDECREF(item);
+            Py_DECREF(found);
+            return NULL;
+        }
+        Py_DECREF(item);
+    }
+    return found;
+}
+
+static PyObject *opened(PyObject *self, PyObject *unused)
+{
+    PyObject *found = PyList_New(0);
+    struct table *table = serving_lock();
+    bool failed = !found;
+
+    for (size_t i = 0; !failed && table && i < table->buckets; i++)
+        for (struct slot *slot = table->by_inode[i]; slot && !failed; slot = slot->next_of_inode) {
+            struct opens opens = table_opens(table, slot);
+            if (slot->record == NO_RECORD)
+                continue;
+            PyObject *item = Py_BuildValue("(KHHHy#)", (unsigned long long)slot->inode, opens.passthrough, opens.native, opens.daemon,
+                                           slot->blob ? (char *)slot->blob : "", (Py_ssize_t)slot->blob_bytes);
+            failed = !item || PyList_Append(found, item) != 0;
+            Py_XDECREF(item);
+        }
+    serving_unlock();
+    if (failed)
+        Py_CLEAR(found);
+    return found;
+}
+
+static PyObject *counts(PyObject *self, PyObject *unused)
+{
+    size_t published = 0, open = 0, backing = 0;
+    struct table *table = serving_lock();
+
+    if (table) {
+        published = table->published_count;
+        for (uint32_t i = 0; i < table->memory->records_used; i++) {
+            open += table->memory->records[i].inode != 0;
+            backing += table->memory->records[i].inode != 0 && table->memory->records[i].backing_id > 0;
+        }
+    }
+    serving_unlock();
+    return Py_BuildValue("{s:n,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "published", (Py_ssize_t)published, "open", (Py_ssize_t)open,
+                         "backing", (Py_ssize_t)backing, "opens", (unsigned long long)counters.opens, "releases",
+                         (unsigned long long)counters.releases, "reads", (unsigned long long)counters.reads, "read_bytes",
+                         (unsigned long long)counters.read_bytes, "forwarded", (unsigned long long)counters.forwarded, "interrupted",
+                         (unsigned long long)counters.interrupted, "passthrough_failures",
+                         (unsigned long long)counters.passthrough_failures);
+}
+
+static PyObject *stop(PyObject *self, PyObject *unused)
+{
+    Py_BEGIN_ALLOW_THREADS
+    serving_stop();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *close_connection(PyObject *self, PyObject *unused)
+{
+    Py_BEGIN_ALLOW_THREADS
+    serving_close();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"prepare", prepare, METH_VARARGS, "Before the mount. See _kernel.pyi for all of these."},
+    {"mounted", mounted, METH_NOARGS, NULL},
+    {"agrees", agrees, METH_NOARGS, NULL},
+    {"connection", connection, METH_NOARGS, NULL},
+    {"flags", flags, METH_NOARGS, NULL},
+    {"probe", probe, METH_O, NULL},
+    {"set_passthrough", set_passthrough, METH_O, NULL},
+    {"publish", publish, METH_VARARGS, NULL},
+    {"withdraw", withdraw, METH_O, NULL},
+    {"withdraw_object", withdraw_object, METH_O, NULL},
+    {"uses", uses, METH_O, NULL},
+    {"hand_over", hand_over, METH_VARARGS, NULL},
+    {"harvest", harvest, METH_O, NULL},
+    {"opened", opened, METH_NOARGS, NULL},
+    {"counts", counts, METH_NOARGS, NULL},
+    {"stop", stop, METH_NOARGS, NULL},
+    {"close", close_connection, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernel(void)
+{
+    PyObject *created = PyModule_Create(&module);
+
+    if (created) {
+        PyModule_AddObject(created, "PASSTHROUGH", PyLong_FromUnsignedLongLong(INIT_PASSTHROUGH));
+        PyModule_AddObject(created, "HAS_RESEND", PyLong_FromUnsignedLongLong(INIT_HAS_RESEND));
+        PyModule_AddObject(created, "NATIVE_HANDLE", PyLong_FromUnsignedLongLong(NATIVE_HANDLE));
+        PyModule_AddIntConstant(created, "MAX_THREADS", MAX_THREADS);
+    }
+    return created;
+}

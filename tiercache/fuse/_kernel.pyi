@@ -1,0 +1,55 @@
+"""The native side of the FUSE session (_kernel.c). One session a process. Inodes are 63-bit numbers, object ids 20 bytes."""
+
+PASSTHROUGH: int
+HAS_RESEND: int
+NATIVE_HANDLE: int
+MAX_THREADS: int
+
+def prepare(
+    directories: tuple[int, ...], threads: int, wanted_flags: int, published_most: int, fuse_fd: int, table_fd: int, /
+) -> None:
+    """Before pyfuse3.init. `directories`: descriptors of the hot directories, borrowed for the life of the process. `fuse_fd` and
+    `table_fd`: a predecessor's, to be taken over, or -1. Raises OSError (EPROTO: a table of another layout)."""
+
+def mounted() -> bool:
+    """Do the threads serve? False where libfuse is too old."""
+
+def agrees() -> bool:
+    """After a takeover: would the kernel have got the same answer to its FUSE_INIT?"""
+
+def connection() -> tuple[int, int]:
+    """Descriptors of the connection and of the table."""
+
+def flags() -> tuple[int, int]:
+    """What the kernel offers and what was agreed, bits of FUSE_INIT's flags and flags2."""
+
+def probe(fd: int, /) -> int:
+    """The errno with which the kernel refuses the file as a backing file; 0 when it takes it."""
+
+def set_passthrough(enabled: bool, /) -> None: ...
+def publish(inode: int, object_id: bytes, directory: int, dataset: int, size_bytes: int, blob: bytes, /) -> bool:
+    """From now on opens and reads of the inode may be answered from this hot file. `blob` is given back by `opened`."""
+
+def withdraw(inode: int, /) -> int:
+    """Opens are Python's again. How many opens there are, or are just being answered."""
+
+def withdraw_object(object_id: bytes, /) -> int: ...
+def uses(object_id: bytes, /) -> int:
+    """Opens of the object's inode."""
+
+def hand_over(inode: int, blob: bytes, /) -> bool:
+    """Called as the last thing before an OPEN is answered. True: answer with the handle `inode | NATIVE_HANDLE`; reads and the
+    release will not come here."""
+
+def harvest(limit: int, /) -> list[tuple[int, bytes, int, int, int, int, int]]:
+    """What was used since last asked: inode, object id, dataset, opens, bytes read by the native thread, size, Unix seconds."""
+
+def opened() -> list[tuple[int, int, int, int, bytes]]:
+    """Every open inode: opens in passthrough, opens served by the native threads, opens served by Python, `blob`."""
+
+def counts() -> dict[str, int]: ...
+def stop() -> None:
+    """End the threads. Requests not answered are left to a successor."""
+
+def close() -> None:
+    """Let go of the connection: without a successor the mount is dead."""

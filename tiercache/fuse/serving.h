@@ -1,0 +1,60 @@
+/* The native side of a mounted session: threads that read the requests, answer what is hot, and queue the rest for libfuse.
+ *
+ * Nothing here knows of Python. Every function may be called from any thread; none waits for a disk or for Python unless it says so.
+ */
+#ifndef TIERCACHE_SERVING_H
+#define TIERCACHE_SERVING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "open_table.h"
+
+enum { MAX_DIRECTORIES = 64, MAX_THREADS = 32 };
+
+struct settings {
+    int directories[MAX_DIRECTORIES]; /* descriptors of the hot directories, by their position; borrowed */
+    int directory_count, thread_count;
+    uint64_t wanted_flags; /* of FUSE_INIT */
+    size_t published_most;
+};
+
+struct counters {
+    _Atomic uint64_t opens, releases, reads, read_bytes, forwarded, interrupted, passthrough_failures;
+};
+extern struct counters counters;
+
+/* Before the mount. `fuse_fd` and `table_fd` are a predecessor's, or -1. False: errno says why (EPROTO: a table of another layout). */
+bool serving_prepare(const struct settings *settings, int fuse_fd, int table_fd);
+bool serving_is_prepared(void);
+/* The mount is there: from now on libfuse reads from the returned descriptor, by serving_receive. -1: errno. */
+int serving_begin(int fuse_fd);
+/* For a takeover, after libfuse was given `serving_init_request` and has answered it: may the connection be taken over? */
+const void *serving_init_request(size_t *count);
+bool serving_agrees(void);
+/* Starts the threads; after a takeover the kernel sends again what was under way. */
+bool serving_start(void);
+/* Ends the threads. Requests that were read and not answered are left to a successor. Waits for reads of the hot tier. */
+void serving_stop(void);
+void serving_close(void);
+
+/* libfuse's input and output. */
+ssize_t serving_receive(void *into, size_t size);
+ssize_t serving_reply(struct iovec *pieces, int count);
+
+int serving_fuse_fd(void);
+int serving_table_fd(void);
+uint64_t serving_offered(void);
+uint64_t serving_agreed(void);
+/* The errno with which the kernel refuses a file as a backing file; 0: it does not. */
+int serving_probe(int fd);
+void serving_set_passthrough(bool enabled);
+
+/* The table, locked. */
+struct table *serving_lock(void);
+void serving_unlock(void);
+
+#endif
