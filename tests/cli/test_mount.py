@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tiercache.cli.main import main
 from tiercache.cli.spawn import log_path
 from tiercache.fuse.mountpoint import mount_at, unmount
 
@@ -125,6 +129,49 @@ def test_the_socket_can_be_chosen(bench: Bench) -> None:
     assert json.loads(bench.run("status", "--json", "--socket", str(address)).stdout)["pid"] == status["pid"]
     assert bench.run("umount", str(bench.point), "--socket", str(address)).returncode == 0
     assert not bench.is_mounted
+
+
+def test_the_environment_chooses_the_socket_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = bench.directory / "env.sock"
+    monkeypatch.setenv("TIERCACHE_SOCKET", str(address))
+    status = bench.mount()["status"]
+    assert status["socket"] == str(address)
+    other = bench.directory / "other"
+    other.mkdir()
+    done = bench.run("mount", bench.url, str(other), "--hot", str(bench.directory / "hot2"))
+    assert done.returncode == 1
+    assert f"a daemon already listens on {address}; name another with --socket or TIERCACHE_SOCKET" in done.stderr
+    assert bench.run("umount", str(bench.point)).returncode == 0
+    assert not bench.is_mounted
+
+
+@pytest.mark.parametrize("what", ["--socket", "TIERCACHE_SOCKET", "--replica", "--hot", "log", "source"])
+def test_nothing_that_the_daemon_needs_may_lie_in_its_mount(bench: Bench, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = bench.directory / "link"
+    link.symlink_to(bench.point)
+    inside = link / "x"
+    arguments = bench.mount_arguments
+    if what == "log":
+        monkeypatch.setattr("tiercache.cli.spawn.log_path", lambda _: inside)
+        monkeypatch.setattr("tiercache.cli.spawn.start_daemon", None)
+    elif what == "source":
+        arguments[1] = f"file://{inside}"
+    elif what == "TIERCACHE_SOCKET":
+        monkeypatch.setenv(what, str(inside))
+    else:
+        arguments += [what, str(inside)]
+    for _ in range(2):
+        errors = io.StringIO()
+        with redirect_stderr(errors):
+            assert main(arguments) == 2
+        assert errors.getvalue().count("\n") == 1
+        assert re.search(r"x lies inside (the mount point|MOUNTPOINT) ", errors.getvalue())
+        link.unlink(missing_ok=True)  # and now as it is written
+        arguments = [argument.replace(str(link), str(bench.point)) for argument in arguments]
+        if what == "TIERCACHE_SOCKET":
+            monkeypatch.setenv(what, str(bench.point / "x"))
+        inside = bench.point / "x"
+    assert list(bench.point.iterdir()) == []
 
 
 @pytest.mark.parametrize("way", ["mount -f", "serve"])

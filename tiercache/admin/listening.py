@@ -108,7 +108,10 @@ def _refuse_occupied(path: Path) -> None:
     if not stat.S_ISSOCK(mode):
         raise SetupError(f"{path} exists and is not a socket", hint="remove it, or set admin.socket to another path")
     if answer_of(path) is not Answer.DEAD:
-        raise SetupError(f"a daemon already listens on {path}", hint="use that one, or stop it with `tiercache umount`")
+        raise SetupError(
+            f"a daemon already listens on {path}",
+            hint="name another with --socket or TIERCACHE_SOCKET, or stop that one with `tiercache umount`",
+        )
 
 
 @contextmanager

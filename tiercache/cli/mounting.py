@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -59,7 +58,7 @@ def mount(
     socket: Socket = None,
 ) -> int:
     """Mount SOURCE, read-only, on MOUNTPOINT. Returns when it can be read."""
-    from tiercache.cli.target import mount_point
+    from tiercache.cli.target import listening_socket, mount_point, places_of, refuse_inside
     from tiercache.config import from_mount
 
     flags = parse_mount_options(options or [])
@@ -82,9 +81,9 @@ def mount(
         gid=flags.gid,
         file_mode=flags.file_mode,
         dir_mode=flags.dir_mode,
+        socket=listening_socket(socket),
     )
-    socket = None if socket is None else os.path.abspath(socket)
-    config = _with_socket(config, socket)
+    refuse_inside(point, places_of(config))
     present = _already(source, point, socket)
     if present is not None:
         _show(Mounted(point, source, True, "", present), as_json)
@@ -100,16 +99,12 @@ def serve(
     socket: Socket = None,
 ) -> int:
     """Mount what a configuration file says, in the foreground (for systemd)."""
+    from tiercache.cli.target import listening_socket, mount_point, places_of, refuse_inside
     from tiercache.config import load
 
-    config = _with_socket(load(config_file), None if socket is None else os.path.abspath(socket))
+    config = load(config_file, socket=listening_socket(socket))
+    refuse_inside(mount_point(config.mount.point), places_of(config))
     return _in_foreground(config, ", ".join(dataset.cold for dataset in config.datasets), as_json)
-
-
-def _with_socket(config: Config, option: str | None) -> Config:
-    if option is None:
-        return config
-    return msgspec.structs.replace(config, admin=msgspec.structs.replace(config.admin, socket=option))
 
 
 def _already(source: str, point: str, socket: str | None) -> Status | None:
@@ -142,10 +137,12 @@ def _already(source: str, point: str, socket: str | None) -> Status | None:
 
 def _in_background(config: Config, source: str, socket: str | None, as_json: bool) -> int:
     from tiercache.cli.spawn import log_path, start_daemon
+    from tiercache.cli.target import refuse_inside
     from tiercache.config import encode
 
     point = config.mount.point
     log: Path = log_path(point)
+    refuse_inside(point, [("the log", str(log))])
     outcome = start_daemon(encode(config), log)
     if outcome.report.ready is not None:
         _show(Mounted(point, source, False, str(log), outcome.report.ready), as_json)

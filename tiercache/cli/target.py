@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from tiercache.admin.locate import Target, daemon_of_paths, follow_links
+from tiercache.admin.client import socket_path_of
+from tiercache.admin.locate import Target, contains, daemon_of_paths, follow_links
+from tiercache.admin.socket import socket_for
 from tiercache.errors import UsageError
 from tiercache.mountinfo import mounts
+
+if TYPE_CHECKING:
+    from tiercache.config import Config
 
 
 def target_of(socket: str | None, paths: list[str]) -> Target:
@@ -23,6 +30,32 @@ def mount_point(text: str) -> str:
     except FileNotFoundError as error:
         raise UsageError(f"{text!r} is relative to a directory that was removed", hint="give an absolute path") from error
     return follow_links(absolute, _fuse_points())
+
+
+def listening_socket(option: str | None) -> str | None:
+    """Where a daemon that is started is to listen: `--socket`, else TIERCACHE_SOCKET, else None. '' stays, to be refused."""
+    if option == "":
+        return option
+    chosen = socket_path_of(option)
+    return None if chosen is None else str(chosen)
+
+
+def places_of(config: Config) -> Iterator[tuple[str, str]]:
+    """(what it is, path) of everything that the daemon opens while it serves its mount."""
+    yield "the admin socket", config.admin.socket or str(socket_for(config.mount.point))
+    yield from (("the cache directory", path) for path in config.hot.paths)
+    for dataset in config.datasets:
+        if dataset.replica is not None:
+            yield f"the replica of {dataset.name}", dataset.replica
+        if dataset.cold.startswith("file://"):
+            yield f"the source of {dataset.name}", dataset.cold.removeprefix("file://")
+
+
+def refuse_inside(point: str, places: Iterable[tuple[str, str]]) -> None:
+    """Raises UsageError for what lies inside the mount point once links are followed: the daemon would wait for itself."""
+    for what, path in places:
+        if contains(point, follow_links(path, {point, *_fuse_points()})):
+            raise UsageError(f"{what} {path} lies inside the mount point {point}", hint="choose a place outside it")
 
 
 def _fuse_points() -> set[str]:

@@ -67,10 +67,17 @@ _TABLES: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def load(path: str | os.PathLike[str]) -> Config:
-    """Read a configuration file. Raises UsageError that names file, key (or line) and what to write."""
+def load(path: str | os.PathLike[str], *, socket: str | None = None) -> Config:
+    """Read a configuration file. Raises UsageError that names file, key (or line) and what to write.
+
+    `socket` (that of an option or of the environment) goes before `admin.socket`.
+    """
     name = os.fspath(path)
-    return _Reading(f"{name}: ", {}).config(_parse_toml(name), single=False)
+    document = _parse_toml(name)
+    if socket is not None and isinstance(document.get("admin", {}), dict):
+        document["admin"] = {**document.get("admin", {}), "socket": socket}
+        return _Reading(f"{name}: ", {"admin.socket": "--socket"}).config(document, single=False)
+    return _Reading(f"{name}: ", {}).config(document, single=False)
 
 
 def from_mount(
@@ -92,6 +99,7 @@ def from_mount(
     gid: int | None = None,
     file_mode: str | None = None,
     dir_mode: str | None = None,
+    socket: str | None = None,
 ) -> Config:
     """The configuration of `tiercache mount`: one dataset, shown at the root. Relative paths are the caller's.
 
@@ -113,6 +121,7 @@ def from_mount(
     document = {
         "mount": {"point": point, **_given(modes)},
         "hot": _given({"paths": [_absolute(path) for path in hot] or None, "capacity": hot_size}),
+        "admin": _given({"socket": socket}),
         "datasets": [{key: value for key, value in _given(dataset).items() if value is not False}],
     }
     return _Reading("", _OPTIONS).config(document, single=True)
@@ -188,6 +197,7 @@ _OPTIONS = {
     "mount.gid": "-o gid",
     "mount.file_mode": "-o file_mode",
     "mount.dir_mode": "-o dir_mode",
+    "admin.socket": "--socket",
     "hot.paths": "--hot",
     "hot.capacity": "--hot-size",
     "datasets[0].name": "--name",

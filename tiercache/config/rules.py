@@ -63,6 +63,12 @@ def _path_faults(config: Config) -> Iterator[Fault]:
             yield Fault(
                 "admin.socket", f"longer than the {MAX_SOCKET_PATH_BYTES} bytes of a socket's path", "choose a shorter one"
             )
+        if _inside(socket, config.mount.point) or _normal(socket) == _normal(config.mount.point):
+            yield Fault(
+                "admin.socket",
+                f"{socket} lies inside the mount point {config.mount.point}",
+                "choose a path outside it: the daemon would have to ask itself for its own socket",
+            )
     if config.admin.group == "":
         yield Fault("admin.group", "is empty", "name a group, or leave the key out")
 
