@@ -154,6 +154,7 @@ async def _check_s3(check: Check, server: S3Account, monkeypatch: pytest.MonkeyP
         await store.cold.aclose()
 
 
+@pytest.mark.usefixtures("fetching")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_s3_conforms(check: Check, weed: S3Account, monkeypatch: pytest.MonkeyPatch) -> None:
     await _check_s3(check, weed, monkeypatch, is_exact=False)

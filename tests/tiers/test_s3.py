@@ -16,6 +16,8 @@ from tiercache.errors import NotFound, SetupError, TierError, Unavailable, Versi
 from tiercache.tiers.cold import s3
 from tiercache.tiers.tier import MemorySink
 
+pytestmark = pytest.mark.usefixtures("fetching")
+
 BLOB = random.Random(5).randbytes(5_000_011)
 
 

@@ -21,6 +21,8 @@ from tiercache.core.record import Listed, ObjectRef
 from tiercache.errors import AccessDenied, Archived, BadResponse, NotFound, SetupError, TierError, Unavailable, VersionChanged
 from tiercache.tiers.tier import MemorySink
 
+pytestmark = pytest.mark.usefixtures("fetching")
+
 BODY = random.Random(3).randbytes(300_000)
 MD5 = hashlib.md5(BODY).hexdigest()
 MODIFIED = "Mon, 06 May 2024 07:08:09 GMT"
@@ -127,7 +129,7 @@ async def test_case_3_preconditions_and_impossible_ranges_are_another_version() 
         Answer(part(0, 9, BODY[:10]).raw.replace(b" 206 ", b" 200 ")),
         Answer(b"220 smtp.example ESMTP\r\n\r\n", "close"),
         Answer(b"HTTP/1.1 206 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", "close"),
-        Answer(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000, "close"),
+        Answer(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", "close"),
         reply(304),
         reply(418, {}, b"teapot"),
     ],

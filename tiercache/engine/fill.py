@@ -17,6 +17,7 @@ others, and its end is bounded by the cold tier's deadline.
 from __future__ import annotations
 
 import copy
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -58,6 +59,7 @@ class Fill:
         self.confirmed = trio.Event()
         self._sinks: list[MemorySink | FileSink] = []
         self._token = trio.lowlevel.current_trio_token()
+        self._loop_ident = threading.get_ident()
         self._waiting: list[tuple[int, int, trio.Event]] = []
 
     def add(self, sink: MemorySink | FileSink) -> None:
@@ -96,11 +98,14 @@ class Fill:
                 await event.wait()
 
     def progressed(self, _received_bytes: int) -> None:
-        """Called in the thread that receives: wakes the loop only if there is somebody to wake."""
+        """Called in the thread that receives, or on the event loop: wakes the loop only if there is somebody to wake."""
         if self._verifies:
             return  # nobody is answered before the end
         if self._waiting or not self.confirmed.is_set():
-            self._token.run_sync_soon(self._wake, idempotent=True)
+            if threading.get_ident() == self._loop_ident:
+                self._wake()
+            else:
+                self._token.run_sync_soon(self._wake, idempotent=True)
 
     def _wake(self) -> None:
         self.confirmed.set()
@@ -231,10 +236,11 @@ class Filler:
                 sinks.append(sink)
                 fill.add(sink)
                 await self._fetch(fill, offset, length, sink)
-            if len(sinks) == 1:
-                digest = sinks[0].digest
-            else:
+            known = sinks[0].digest if len(sinks) == 1 else None
+            if known is None:
                 digest = await holdings.disks.run(file.directory, hash_range, file, *held.span(chunk))
+            else:
+                digest = known
             finished = True
         except HotSick as error:
             holdings.disks.failed(file.directory, error)

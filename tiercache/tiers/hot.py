@@ -112,20 +112,21 @@ class HotFile:
 
     Whoever hands `fd` to a thread or to the kernel keeps a reference to this object until that has let go of it. A file that
     was begun has no descriptor (-1) before `ensure`: the thread that brings the first byte makes it, which saves every
-    small file a thread of its own, and an object that turns out not to exist leaves nothing behind.
+    small file a thread of its own, and an object that turns out not to exist leaves nothing behind. A thread that needs
+    no Python makes it by itself, as `birth` says, and its descriptor is taken over by `adopt`.
     """
 
-    __slots__ = ("__weakref__", "_make", "_making", "directory", "fd", "object_id", "path", "size_bytes")
+    __slots__ = ("__weakref__", "_home", "_making", "directory", "fd", "object_id", "path", "size_bytes")
 
     def __init__(
-        self, fd: int, object_id: ObjectId, size_bytes: int, directory: int, path: str, make: Callable[[], int] | None = None
+        self, fd: int, object_id: ObjectId, size_bytes: int, directory: int, path: str, home: HotDirectory | None = None
     ) -> None:
         self.fd = fd
         self.object_id = object_id
         self.size_bytes = size_bytes
         self.directory = directory
         self.path = path
-        self._make = make
+        self._home = home
         self._making = threading.Lock()
 
     def ensure(self) -> None:
@@ -133,8 +134,18 @@ class HotFile:
         if self.fd < 0:
             with self._making:
                 if self.fd < 0:
-                    assert self._make is not None
-                    self.fd = self._make()
+                    assert self._home is not None
+                    self.fd = _make(self._home, _name(self.object_id), self.size_bytes, self.path)
+
+    def birth(self) -> tuple[int, str, int]:
+        """How to make the file: descriptor of the directory, name below it, size. See `_make` for the rest."""
+        assert self._home is not None
+        return self._home.fd, _name(self.object_id), self.size_bytes
+
+    def adopt(self, fd: int) -> None:
+        """Take over the descriptor of the file, which has been made."""
+        assert self.fd < 0, "two have made one file"
+        self.fd = fd
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
@@ -154,9 +165,9 @@ class HotTier:
 
     def begin(self, object_id: ObjectId, size_bytes: int, directory: int) -> HotFile:
         """A file that is made by its `ensure`; does not touch the disk."""
-        home, name = self.directories[directory], _name(object_id)
-        path = f"{home.path}/objects/{name}"
-        return HotFile(-1, object_id, size_bytes, directory, path, lambda: _make(home, name, size_bytes, path))
+        home = self.directories[directory]
+        path = f"{home.path}/objects/{_name(object_id)}"
+        return HotFile(-1, object_id, size_bytes, directory, path, home)
 
     def create(self, object_id: ObjectId, size_bytes: int, directory: int) -> HotFile:
         """A new sparse file of exactly `size_bytes`; a leftover of that name is replaced. Raises HotFull, HotSick."""

@@ -22,7 +22,7 @@ import trio
 
 from tiercache.core.record import Listed, ObjectRef, Page
 from tiercache.errors import TiercacheError
-from tiercache.tiers.tier import MAX_PAGE, Cold, Sink, Tier
+from tiercache.tiers.tier import MAX_PAGE, Cold, Place, Sink, Tier
 
 WEIGHT_RATIO = 1 / 8
 HALF_LIFE_SECONDS = 60.0
@@ -97,10 +97,20 @@ class _Timed:
         return self._sink.buffer(wanted_bytes)
 
     def advance(self, count: int) -> None:
+        self._note(count)
+        self._sink.advance(count)
+
+    def place(self, length: int) -> Place:
+        return self._sink.place(length)
+
+    def landed(self, count: int, digest: int | None = None) -> None:
+        self._note(count)
+        self._sink.landed(count, digest)
+
+    def _note(self, count: int) -> None:
         if self.first is None:
             self.first = self._clock()
             self.first_bytes = count
-        self._sink.advance(count)
 
 
 class MeasuredTier:

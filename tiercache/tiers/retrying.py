@@ -29,7 +29,7 @@ import trio
 from tiercache.core.backoff import Again, Backoff, after_failure
 from tiercache.core.record import Listed, ObjectRef, Page
 from tiercache.errors import BadResponse, TierError, Unavailable
-from tiercache.tiers.tier import MAX_PAGE, Cold, Sink
+from tiercache.tiers.tier import MAX_PAGE, Cold, Place, Sink
 
 T = TypeVar("T")
 
@@ -86,6 +86,13 @@ class _Watched:
 
     def advance(self, count: int) -> None:
         self._sink.advance(count)
+        self._patience.byte_came()
+
+    def place(self, length: int) -> Place:
+        return self._sink.place(length)
+
+    def landed(self, count: int, digest: int | None = None) -> None:
+        self._sink.landed(count, digest)
         self._patience.byte_came()
 
 

@@ -14,7 +14,7 @@ import xxhash
 
 from tiercache.errors import HotSick
 from tiercache.tiers.hot import HotFile, refusal
-from tiercache.tiers.tier import SinkClosed
+from tiercache.tiers.tier import FilePlace, Place, SinkClosed
 
 BUFFER_BYTES = 1 << 20
 IDLE_BUFFERS = 8
@@ -82,20 +82,25 @@ class FileSink:
         self._loan: memoryview | None = None
         self._closed = False
         self._at_disk = False
+        self._place: FilePlace | None = None
+        self._landed_digest: int | None = None
 
     @property
     def at_disk(self) -> bool:
         """Is the thread that fills inside an operation of the cache disk? When its read was given up, that is what hangs."""
-        return self._at_disk
+        return self._at_disk or (self._place is not None and self._place.is_stuck)
 
     @property
     def received_bytes(self) -> int:
         return self._received
 
     @property
-    def digest(self) -> int:
-        """xxh3-64 of what was received: the chunk's digest when that was all of it, from its start. Ask after the read."""
-        return self._hash.intdigest()
+    def digest(self) -> int | None:
+        """xxh3-64 of what was received: the chunk's digest when that was all of it, from its start. Ask after the read.
+
+        None when bytes landed in more than one go: nobody has hashed all of them.
+        """
+        return self._hash.intdigest() if self._place is None else self._landed_digest
 
     def buffer(self, wanted_bytes: int) -> memoryview:
         if self._closed:
@@ -127,6 +132,25 @@ class FileSink:
         self._pool.give(memory)
         self._lend_bytes = min(2 * self._lend_bytes, self._pool.buffer_bytes)
         self._received += count
+        report = self._on_progress
+        if report is not None:
+            report(self._received)
+
+    def place(self, length: int) -> Place:
+        if self._closed:
+            raise SinkClosed(f"nobody waits any more for {self.file.path}")
+        assert self._received + length <= self.length, "a tier is about to send more bytes than were asked for"
+        is_alone = self.offset == 0 and self.length == self.file.size_bytes
+        self._place = FilePlace(self.file, self.offset + self._received, is_alone=is_alone)
+        return self._place
+
+    def landed(self, count: int, digest: int | None = None) -> None:
+        if self._closed:
+            raise SinkClosed(f"nobody waits any more for {self.file.path}")
+        assert self._place is not None, "landed without a place"
+        self._received += count
+        is_one_go = self._place.offset == self.offset and self._received == self.length
+        self._landed_digest = digest if is_one_go else None
         report = self._on_progress
         if report is not None:
             report(self._received)

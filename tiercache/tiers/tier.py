@@ -18,6 +18,10 @@ Contract of `Tier.read(ref, offset, length, sink)`:
 * Blocking work runs in threads under the tier's own limiter, never on the event loop.
 * It never logs and never retries (wrappers do).
 
+A tier puts bytes into a sink in one of two ways. Either it borrows memory piece by piece (`buffer`, `advance`), in a thread. Or
+it asks once for the `place` of all bytes of the read, has them put there by threads of its own that need no Python (the S3
+tier's), and says on the event loop how many of them have `landed`. What a place holds beyond that does not count.
+
 Contract of `Cold.list(prefix, ...)`: pages in the store's order, at most `limit` names a page. With
 `delimiter` it lists one level: objects directly under the prefix and the prefixes below. An empty
 page with token '' means that nothing is there; failure is always an exception, never an empty page.
@@ -30,12 +34,31 @@ from typing import Protocol
 
 from tiercache.core.record import Listed, ObjectRef, Page
 from tiercache.errors import TiercacheError
+from tiercache.tiers.hot import HotFile
 
 MAX_PAGE = 1000  # names a page; what S3 gives at most
 
 
 class SinkClosed(TiercacheError):
     """The reader of these bytes has gone: stop and give up quietly."""
+
+
+class FilePlace:
+    """The bytes of a hot file from `offset` on. `is_alone`: nobody else writes the file, so who is given the place may make it.
+
+    `is_stuck` is set while, or because, the file system does not come back from an operation on the file.
+    """
+
+    __slots__ = ("file", "is_alone", "is_stuck", "offset")
+
+    def __init__(self, file: HotFile, offset: int, *, is_alone: bool) -> None:
+        self.file = file
+        self.offset = offset
+        self.is_alone = is_alone
+        self.is_stuck = False
+
+
+Place = FilePlace | memoryview
 
 
 class Sink(Protocol):
@@ -53,6 +76,15 @@ class Sink(Protocol):
 
     def advance(self, count: int) -> None:
         """The first `count` bytes of the last `buffer` are the next bytes. Raises SinkClosed, HotFull, HotSick."""
+
+    def place(self, length: int) -> Place:
+        """Where the next `length` bytes belong, to be put there without the sink's help. Raises SinkClosed."""
+
+    def landed(self, count: int, digest: int | None = None) -> None:
+        """The next `count` bytes are in their place. On the event loop. Raises SinkClosed.
+
+        `digest` comes with the last of them: xxh3-64 of all that landed in the place.
+        """
 
 
 class Tier(Protocol):
@@ -101,6 +133,16 @@ class MemorySink:
             raise SinkClosed("sink closed")
         self._received += count
         assert self._received <= len(self._memory)
+
+    def place(self, length: int) -> Place:
+        if self._closed:
+            raise SinkClosed("sink closed")
+        room = memoryview(self._memory)[self._received : self._received + length]
+        assert len(room) == length, "a tier is about to send more bytes than were asked for"
+        return room
+
+    def landed(self, count: int, digest: int | None = None) -> None:
+        self.advance(count)
 
     def close(self) -> None:
         self._closed = True

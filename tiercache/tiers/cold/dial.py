@@ -181,12 +181,20 @@ def _wrap(sock: socket.socket, route: Route, tls: ssl.SSLContext, timeouts: Time
 
 def _handshake_failure(route: Route, error: OSError) -> Unavailable:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Unavailable(
-            f"the certificate of {route.server} is not trusted: {error.verify_message}",
-            hint="put its authority's certificate into a file and name it in AWS_CA_BUNDLE",
-        )
+        return untrusted(route, error.verify_message)
     reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return no_tls(route, str(reason or error))
+
+
+def untrusted(route: Route, reason: str) -> Unavailable:
     return Unavailable(
-        f"{route.server} does not speak TLS as expected: {reason or error}",
+        f"the certificate of {route.server} is not trusted: {reason}",
+        hint="put its authority's certificate into a file and name it in AWS_CA_BUNDLE",
+    )
+
+
+def no_tls(route: Route, reason: str) -> Unavailable:
+    return Unavailable(
+        f"{route.server} does not speak TLS as expected: {reason}",
         hint="if it is a plain HTTP endpoint, write http:// in --endpoint-url",
     )

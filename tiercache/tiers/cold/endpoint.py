@@ -24,6 +24,7 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -58,8 +59,19 @@ class Proxy:
 
 
 @dataclass(frozen=True)
+class Authorities:
+    """Whom TLS trusts: certificates, and a directory with more of them or None."""
+
+    pem: bytes
+    directory: str | None
+
+
+@dataclass(frozen=True)
 class Route:
-    """How to reach one bucket. `authority` is the Host header; `base_path` stands before '/' + key ('' or '/bucket')."""
+    """How to reach one bucket. `authority` is the Host header; `base_path` stands before '/' + key ('' or '/bucket').
+
+    `authorities` says for libcurl what `tls` says for Python.
+    """
 
     host: str
     port: int
@@ -68,6 +80,7 @@ class Route:
     region: str
     tls: ssl.SSLContext | None
     proxy: Proxy | None
+    authorities: Authorities | None = None
 
     @property
     def address(self) -> str:
@@ -151,6 +164,7 @@ class Endpoint:
             region=self.region,
             tls=self._tls if parts.scheme == "https" else None,
             proxy=_proxy_for(parts.scheme, parts.netloc),
+            authorities=self._authorities if parts.scheme == "https" else None,
         )
 
     def _address(self, bucket: str) -> str:
@@ -170,10 +184,23 @@ class Endpoint:
             self._client.meta.events.unregister("before-send.s3.GetObject", capture)
         return found[0]
 
+    @property
+    def _bundle(self) -> str | None:
+        return self._ca_bundle or os.environ.get("REQUESTS_CA_BUNDLE")
+
+    @cached_property
+    def _authorities(self) -> Authorities:
+        """The same as `_tls` has loaded without complaint."""
+        if self._bundle is not None:
+            return Authorities(Path(self._bundle).read_bytes(), None)
+        system = ssl.get_default_verify_paths()
+        files = [path for path in (system.cafile, get_cert_path(True)) if path]
+        return Authorities(b"\n".join(Path(path).read_bytes() for path in files), system.capath)
+
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         """The system's authorities and botocore's own (a bare container has only those); a configured bundle replaces both."""
-        bundle = self._ca_bundle or os.environ.get("REQUESTS_CA_BUNDLE")
+        bundle = self._bundle
         try:
             context = ssl.create_default_context(cafile=bundle)
             if bundle is None:
@@ -181,6 +208,12 @@ class Endpoint:
         except OSError as error:
             raise SetupError(f"certificate bundle {bundle}: {error}", hint="check AWS_CA_BUNDLE") from error
         return context
+
+    @property
+    def has_keys_at_hand(self) -> bool:
+        """Would `keys` answer without waiting for anything, so that the event loop may ask?"""
+        credentials = self._credentials
+        return self.anonymous or (credentials is not None and not getattr(credentials, "refresh_needed", _never)())
 
     def keys(self) -> Keys | None:
         """Credentials to sign with, None for anonymous requests. May wait for a metadata endpoint: call it in a thread.
@@ -225,6 +258,10 @@ class Endpoint:
                 self._barren_at_seconds = time.monotonic()
                 return False
             return True
+
+
+def _never() -> bool:
+    return False
 
 
 @cache

@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tiercache.errors import BadResponse, Unavailable
 from tiercache.tiers.cold.dial import Abort, Timeouts, dial
@@ -39,6 +39,13 @@ _TLS_ALERT = b"\x15\x03"
 
 class _Stale(Exception):
     """A kept connection failed before the first byte of an answer."""
+
+
+class Head(NamedTuple):
+    """Header names are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
 
 
 class Connection:
@@ -172,6 +179,14 @@ def _parse_head(text: str) -> tuple[int, bool, dict[str, str]]:
             raise ValueError(line)
         headers[name] = value
     return int(rest[:3]), version == "HTTP/1.1" and headers.get("connection", "").lower() != "close", headers
+
+
+def parse_head(text: str) -> Head:
+    """Status line and headers, ended by an empty line. Raises ValueError."""
+    if not text.endswith("\r\n\r\n"):
+        raise ValueError("no end")
+    status, _, headers = _parse_head(text)
+    return Head(status, headers)
 
 
 class Body(Protocol):

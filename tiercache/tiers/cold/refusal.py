@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from tiercache.errors import AccessDenied, Archived, BadResponse, NotFound, TierError, Unavailable, VersionChanged
 from tiercache.tiers.cold.chain import CREDENTIALS_HINT
 from tiercache.tiers.cold.endpoint import Endpoint
-from tiercache.tiers.cold.http import Response
+from tiercache.tiers.cold.http import Head, Response
 
 MAX_ERROR_BYTES = 64 << 10
 MAX_RETRY_AFTER_SECONDS = 3600.0
@@ -63,15 +63,18 @@ class Refusal:
     @classmethod
     def read(cls, response: Response) -> Refusal:
         """Reads the body. Raises Unavailable when the connection breaks, BadResponse when the body is absurdly long."""
-        body = response.rest(MAX_ERROR_BYTES)
+        return cls.of(Head(response.status, response.headers), response.rest(MAX_ERROR_BYTES))
+
+    @classmethod
+    def of(cls, head: Head, body: bytes) -> Refusal:
         fields = _fields(body)
         return cls(
-            status=response.status,
+            status=head.status,
             code=fields.get("Code", ""),
             message=fields.get("Message", ""),
-            region=response.headers.get("x-amz-bucket-region", "") or fields.get("Region", ""),
-            retry_after_seconds=_retry_after(response.headers.get("retry-after", "")),
-            date=response.headers.get("date", ""),
+            region=head.headers.get("x-amz-bucket-region", "") or fields.get("Region", ""),
+            retry_after_seconds=_retry_after(head.headers.get("retry-after", "")),
+            date=head.headers.get("date", ""),
             speaks_tls=not fields and b"https" in body.lower(),
         )
 
