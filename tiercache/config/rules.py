@@ -25,6 +25,12 @@ MIN_CHUNKS = 4  # what one reader, its read-ahead and one eviction need at the s
 MAX_SOCKET_PATH_BYTES = 107  # sun_path without its NUL
 MAX_NAME_BYTES = 128
 _NAME = re.compile(r"[^\W_][\w.+ -]*|_[\w.+ -]+")
+MIN_TIMEOUT_SECONDS = 0.1  # less than a packet takes around the world
+MIN_DEADLINE_SECONDS = 1.0
+MAX_NEGATIVE_TTL_SECONDS = 86400.0
+MIN_LOW_WATERMARK_RATIO, MIN_HIGH_WATERMARK_RATIO = 0.1, 0.5
+MAX_READ_AHEAD_BYTES = 2**36  # it is memory as well
+_REGION = re.compile(r"(?![0-9]+$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # what botocore takes
 _OF_S3_ONLY = ("endpoint_url", "region", "profile", "anonymous", "requester_pays")
 
 
@@ -41,8 +47,70 @@ def first_fault(config: Config, written: Sequence[Mapping[str, Any]], called: Ca
 
     `called`: what a key is called in a message (an option's name, when there was no file).
     """
-    rules = (_path_faults(config), _limit_faults(config), _dataset_faults(config, written), _overlap_faults(config, called))
+    rules = (
+        _text_faults(config),
+        _path_faults(config),
+        _range_faults(config),
+        _limit_faults(config),
+        _dataset_faults(config, written),
+        _overlap_faults(config, called),
+    )
     return next((fault for rule in rules for fault in rule), None)
+
+
+def _texts(value: object, place: str) -> Iterator[tuple[str, str]]:
+    """Every text of the configuration with the key that names it."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, tuple):
+        for position, part in enumerate(value):
+            yield from _texts(part, f"{place}[{position}]")
+    elif isinstance(value, msgspec.Struct):
+        for key, field in zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True):
+            yield from _texts(getattr(value, field), f"{place}.{key}" if place else key)
+
+
+def _text_faults(config: Config) -> Iterator[Fault]:
+    """A text of nothing is a variable that was not set, and never a wish."""
+    for place, text in _texts(config, ""):
+        if not text.strip():
+            yield Fault(place, "is empty", "write a value, or leave it out")
+    regions = [("cold.region", config.cold.region)]
+    regions += [(f"datasets[{position}].region", dataset.region) for position, dataset in enumerate(config.datasets)]
+    for place, region in regions:
+        if region is not None and _REGION.fullmatch(region) is None:
+            yield Fault(place, f"{region!r} cannot be the name of a region", "write it as in eu-west-1")
+
+
+def _range_faults(config: Config) -> Iterator[Fault]:
+    """Numbers with which nothing would work, although they are numbers."""
+    mount, hot, cold = config.mount, config.hot, config.cold
+    for key, seconds, least_seconds in (
+        ("deadline", cold.deadline_seconds, MIN_DEADLINE_SECONDS),
+        ("connect_timeout", cold.connect_timeout_seconds, MIN_TIMEOUT_SECONDS),
+        ("read_timeout", cold.read_timeout_seconds, MIN_TIMEOUT_SECONDS),
+    ):
+        if seconds < least_seconds:
+            yield Fault(f"cold.{key}", f"{seconds:g} s is too short for any store", f"write at least {least_seconds:g}s")
+    if mount.negative_ttl_seconds > MAX_NEGATIVE_TTL_SECONDS:
+        yield Fault(
+            "mount.negative_ttl",
+            f"{mount.negative_ttl_seconds:g} s would hide new files for longer than a day",
+            "write at most 1d",
+        )
+    for key, ratio, least_ratio in (
+        ("high_watermark", hot.high_watermark_ratio, MIN_HIGH_WATERMARK_RATIO),
+        ("low_watermark", hot.low_watermark_ratio, MIN_LOW_WATERMARK_RATIO),
+    ):
+        if ratio < least_ratio:
+            yield Fault(f"hot.{key}", f"{ratio:g} would leave the cache all but empty", f"write {least_ratio:g} to 1")
+    if config.policy.read_ahead_bytes > MAX_READ_AHEAD_BYTES:
+        yield Fault(
+            "policy.read_ahead", f"{config.policy.read_ahead_bytes} bytes is more than can be under way", "write at most 64GiB"
+        )
+    for key, mode, needed in (("file_mode", mount.file_mode, 0o444), ("dir_mode", mount.dir_mode, 0o555)):
+        if not any(mode & needed & who == needed & who for who in (0o700, 0o070, 0o007)):
+            yield Fault(f"mount.{key}", f"{mode:04o} lets nobody read", f'write "{needed:04o}", or less for group and others')
 
 
 def _path_faults(config: Config) -> Iterator[Fault]:
@@ -69,8 +137,6 @@ def _path_faults(config: Config) -> Iterator[Fault]:
                 f"{socket} lies inside the mount point {config.mount.point}",
                 "choose a path outside it: the daemon would have to ask itself for its own socket",
             )
-    if config.admin.group == "":
-        yield Fault("admin.group", "is empty", "name a group, or leave the key out")
 
 
 def _is_utf8(path: str) -> bool:
@@ -119,6 +185,7 @@ def _endpoint_faults(place: str, url: str | None) -> Iterator[Fault]:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        usable = usable and not (parts.query or parts.fragment)
     except ValueError:  # a port that is no number, a bracket that is not closed
         usable = False
     if "@" in url:  # it is not repeated: what stands before the @ is a secret
@@ -167,8 +234,6 @@ def _source_faults(place: str, dataset: DatasetSettings, own: Mapping[str, Any])
         yield Fault(f"{place}.metadata_ttl", "contradicts immutable: nothing ever expires", "leave one of them out")
     if "replica_trust" in own and dataset.replica is None:
         yield Fault(f"{place}.replica_trust", "has no meaning without a replica", "add replica, or leave it out")
-    if dataset.id == "":
-        yield Fault(f"{place}.id", "is empty", "write a name that is equal on every node, or leave the key out")
 
 
 def _directories(config: Config) -> Iterator[tuple[str, str]]:
