@@ -145,6 +145,34 @@ def test_the_environment_chooses_the_socket_too(bench: Bench, monkeypatch: pytes
     assert not bench.is_mounted
 
 
+def test_each_dataset_has_a_line_of_its_own(bench: Bench) -> None:
+    more = bench.directory / "more"
+    more.mkdir()
+    (more / "b.txt").touch()
+    config = bench.directory / "tiercache.toml"
+    config.write_text(
+        f'[mount]\npoint = "{bench.point}"\n[hot]\npaths = ["{bench.hot}"]\ncapacity = "1GB"\n'
+        f'[[datasets]]\nname = "letters"\ncold = "{bench.url}"\n[[datasets]]\nname = "more"\ncold = "file://{more}"\n'
+    )
+    process = subprocess.Popen([*bench.command, "serve", "--config", str(config)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(3)]
+        assert said == [
+            f"2 datasets are mounted on {bench.point}\n",
+            f"  letters  {bench.url}\n",
+            f"  more     file://{more}\n",
+        ]
+        socket = next(line.split()[1] for line in process.stdout if line.split()[0] == "socket")
+        shown = bench.run("status", "--socket", socket).stdout.splitlines()
+        assert [line.split()[0] for line in shown if "file://" in line] == ["letters", "more"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.parametrize("what", ["--socket", "TIERCACHE_SOCKET", "--replica", "--hot", "log", "source"])
 def test_nothing_that_the_daemon_needs_may_lie_in_its_mount(bench: Bench, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     link = bench.directory / "link"

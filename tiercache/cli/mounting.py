@@ -178,7 +178,12 @@ def _show(mounted: Mounted, as_json: bool) -> None:
         output.flush()
         return
     status = mounted.status
-    output.line(f"{mounted.source} is {'already ' if mounted.already_mounted else ''}mounted on {mounted.mountpoint}")
+    already = "already " if mounted.already_mounted else ""
+    if len(status.datasets) == 1:
+        output.line(f"{mounted.source} is {already}mounted on {mounted.mountpoint}")
+    else:
+        output.line(f"{len(status.datasets)} datasets are {already}mounted on {mounted.mountpoint}")
+        output.facts({f"  {dataset.name}": dataset.source for dataset in status.datasets})
     hot = status.tiers.hot
     places = ", ".join(directory.path for directory in hot.directories)
     limit = "" if hot.capacity_bytes is None else f"up to {size(hot.capacity_bytes)}"
