@@ -6,6 +6,7 @@ INSTALLED := .venv/.installed
 C_SOURCES := $(wildcard tiercache/fuse/*.[ch] tiercache/tiers/cold/*.[ch])
 CEPH := radosgw ceph-mon ceph-osd ceph-common
 PYTEST_ARGS :=
+BENCH_ARGS :=
 
 SHELL := /bin/sh
 .SHELLFLAGS := -euc
@@ -89,7 +90,7 @@ soak: $(INSTALLED)
 	@$(PYTHON) -m pytest -m soak $(PYTEST_ARGS)
 
 bench: $(INSTALLED)
-	@$(PYTHON) bench/benchmark.py
+	@$(PYTHON) bench/benchmark.py $(BENCH_ARGS)
 
 lint: $(INSTALLED)
 	@$(PYTHON) -m ruff check .

@@ -5,10 +5,12 @@ The server has just read the same objects for an untimed take of the reference, 
 
 from __future__ import annotations
 
-from bench.crowd import Broken, run
+from collections.abc import Callable
+
+from bench.crowd import Broken
 from bench.gets import Direct, Download, FirstByte, Objects
 from bench.lab import Lab
-from bench.measure import Result, Row, Take, Target, alternated
+from bench.measure import Result, Row, Side, Take, Target, alternated, summary
 from bench.reader import Job
 from bench.reads import Files, Names, Random, Sequential
 from tests.fuse.mount import Mount
@@ -74,7 +76,7 @@ def _first_byte(lab: Lab, _pairs: int) -> Result:
     count = lab.sizes.first_bytes_count
     with lab.mounted() as mount:
         job = FirstByte(str(mount.root / "big"), lab.store, "big", lab.sizes.big_bytes, SEED, count)
-        took = run([job]).outcomes[0].seconds
+        took = lab.run([job]).outcomes[0].seconds
         _was_cold(lab, mount, count)
         lab.verify(mount.root, ["big"])
     ours, theirs = ([Take(seconds * 1e3) for seconds in took[side]] for side in ("mount", "direct"))
@@ -91,7 +93,21 @@ def _first_read(lab: Lab) -> Take:
 
 
 def _first_direct(lab: Lab) -> Take:
-    return Take(run([Direct(lab.store, "big", lab.sizes.big_bytes, SEED, 1, connect=True)]).seconds * 1e3)
+    return Take(lab.run([Direct(lab.store, "big", lab.sizes.big_bytes, SEED, 1, connect=True)]).seconds * 1e3)
+
+
+def _alternated(mount: Side, reference: Side, *, profiled: bool = False) -> Callable[[Lab, int], Result]:
+    """With what creating a file did cost meanwhile: filling a cache of small files is not done without (see bench/mounts.py)."""
+    inner = alternated(mount, reference, profiled=profiled)
+
+    def measure(lab: Lab, pairs: int) -> Result:
+        lab.create_seconds.clear()
+        result = inner(lab, pairs)
+        cost = summary([seconds * 1e6 for seconds in lab.create_seconds])
+        result.remarks.append(f"creating a file took {cost.median:.0f} ({cost.least:.0f}-{cost.most:.0f}) us meanwhile")
+        return result
+
+    return measure
 
 
 def _was_cold(lab: Lab, mount: Mount, least: int) -> None:
@@ -100,32 +116,28 @@ def _was_cold(lab: Lab, mount: Mount, least: int) -> None:
         raise Broken(f"{found} GETs were sent where at least {least} are needed: this was not cold")
 
 
-def _later_ms(result: Result) -> float:
-    return result.figures.median - result.reference_figures.median
-
-
 ROWS = (
     Row(
         "cold-sequential", "a large file from begin to end, 1 MiB reads", "MB/s", "boto3 download_file, 8 threads, 8 MiB",
-        alternated(_sequential, _download, profiled=True), "s/GiB",
-        Target(lambda result: result.ratios.median, 0.5, True, "of the download"),
+        _alternated(_sequential, _download, profiled=True), "s/GiB",
+        (Target(lambda result: result.ratios, 0.7, True, "of the download"),),
     ),
     Row(
         "cold-small-16", "100 KiB files, 16 readers, listing included", "files/s", "boto3 get_object, 16 threads",
-        alternated(_small, _objects, profiled=True), "ms/file",
-        Target(lambda result: result.ratios.median, 1.5, True, "times boto3's rate"),
+        _alternated(_small, _objects, profiled=True), "ms/file",
+        (Target(lambda result: result.ratios, 2.0, True, "times boto3's rate"),),
     ),
     Row(
         "cold-random", "4 KiB at random places of the large file, 1 reader", "reads/s", "ranged GETs, kept-alive",
-        alternated(_random, _direct), "ms/read",
+        _alternated(_random, _direct), "ms/read",
     ),
     Row(
         "first-byte", "open, 4 KiB in the middle of the large file", "ms", "ranged GET, kept-alive", _first_byte,
-        target=Target(_later_ms, 10.0, False, "ms after the GET"),
+        targets=(Target(lambda result: result.differences, 10.0, False, "ms after the GET"),),
     ),
     Row(
         "first-byte-new", "the same as the first read of a new mount", "ms", "ranged GET, new connection",
-        alternated(_first_read, _first_direct),
+        _alternated(_first_read, _first_direct),
     ),
 )  # fmt: skip
 

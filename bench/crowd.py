@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,32 +81,58 @@ class _Reader:
             self.process.wait(END_SECONDS)
 
 
-def run(jobs: Sequence[Job], before: Callable[[], None] = lambda: None, limit_seconds: float = LIMIT_SECONDS) -> Crowd:
+def run(
+    jobs: Sequence[Job],
+    before: Callable[[], None] = lambda: None,
+    limit_seconds: float = LIMIT_SECONDS,
+    user_id: int | None = None,
+) -> Crowd:
     """Do the jobs at the same time, each in its own process; `before` is called when all are ready. Raises Broken."""
-    readers: list[_Reader] = []
-    with tempfile.TemporaryDirectory(prefix="readers-") as directory:
-        try:
-            for number, job in enumerate(jobs):
-                readers.append(_start(Path(directory) / str(number)))
-                readers[-1].say(msgspec.json.encode(job) + b"\n")
-            for reader in readers:
-                if reader.line(time.monotonic() + READY_SECONDS) != READY:
-                    raise Broken("a reader was not ready")
-            before()
-            for reader in readers:
-                reader.say(GO)
-            deadline = time.monotonic() + limit_seconds
-            answers = [msgspec.json.decode(reader.line(deadline), type=Answer) for reader in readers]
-        finally:
-            for reader in readers:
-                reader.end()
+    with _ready(jobs, user_id) as readers:
+        before()
+        for reader in readers:
+            reader.say(GO)
+        deadline = time.monotonic() + limit_seconds
+        answers = [msgspec.json.decode(reader.line(deadline), type=Answer) for reader in readers]
     seconds = max(answer.ended_seconds for answer in answers) - min(answer.began_seconds for answer in answers)
     return Crowd(seconds, sum(answer.cpu_seconds for answer in answers), [answer.outcome for answer in answers])
 
 
-def _start(complaints: Path) -> _Reader:
+@contextlib.contextmanager
+def running(jobs: Sequence[Job], user_id: int | None = None) -> Iterator[Callable[[], bool]]:
+    """Jobs that go on for ever do so meanwhile; yields whether they still do. Raises Broken at the end when one has failed."""
+    with _ready(jobs, user_id) as readers:
+        for reader in readers:
+            reader.say(GO)
+        yield lambda: all(reader.process.poll() is None for reader in readers)
+        for reader in readers:
+            if reader.process.poll() is not None:
+                reader.line(time.monotonic())  # tells why
+
+
+@contextlib.contextmanager
+def _ready(jobs: Sequence[Job], user_id: int | None) -> Iterator[list[_Reader]]:
+    """Readers that wait for GO; at the end they are killed."""
+    readers: list[_Reader] = []
+    with tempfile.TemporaryDirectory(prefix="readers-") as directory:
+        try:
+            for number, job in enumerate(jobs):
+                readers.append(_start(Path(directory) / str(number), user_id))
+                readers[-1].say(msgspec.json.encode(job) + b"\n")
+            for reader in readers:
+                if reader.line(time.monotonic() + READY_SECONDS) != READY:
+                    raise Broken("a reader was not ready")
+            yield readers
+        finally:
+            for reader in readers:
+                reader.end()
+
+
+def _start(complaints: Path, user_id: int | None) -> _Reader:
+    """`user_id` needs root; None: as whom this process runs."""
     with complaints.open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "bench.reader"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT
-        )
+            [sys.executable, "-m", "bench.reader"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT,
+            user=user_id, group=user_id, extra_groups=None if user_id is None else [],
+        )  # fmt: skip
     return _Reader(process, complaints)

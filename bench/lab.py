@@ -1,6 +1,6 @@
 """What all rows share: random data on the disk and in a real S3 server, mounts of it, and the checks that keep figures honest.
 
-Native files, server, hot directory and downloads lie on one disk, the one that `--directory` names. What was read is
+Native files, server, hot directories and downloads lie on one disk, the one that `--directory` names. What was read is
 compared with the native files after the clock has stopped; a hot row that causes a GET, and a cold one that causes none, are
 faults and not figures.
 """
@@ -8,10 +8,13 @@ faults and not figures.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import shutil
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,9 +24,10 @@ import httpx
 from boto3.s3.transfer import TransferConfig
 
 from bench import machine
-from bench.crowd import Broken, run
+from bench.crowd import Broken, Crowd, run, running
 from bench.gets import RANGE_BYTES, Store
 from bench.measure import Sampled, Side, Take
+from bench.mounts import KeptMount, Way
 from bench.reader import Job
 from bench.reads import Digest, Forget
 from bench.usage import (
@@ -45,12 +49,17 @@ BUCKET = "bench"
 SERVER_PROGRAM = "weed"
 PIECE_BYTES = 4 << 20
 END_SECONDS, LOG_CHARACTERS = 3.0, 2000
-COPIES = 5  # native, server, hot, download, and one to spare
+COPIES = 5  # native, server, hot, download or a second hot, and one to spare
+CREATED_FILES, SLOW_CREATE_SECONDS = 64, 100e-6
+SETTLE_SECONDS, SETTLE_STEP_SECONDS = 90.0, 5.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """`hot_reads` and `cold_reads` are 4 KiB reads a take; `first_bytes` is how often the first byte is waited for."""
+    """`hot_reads` and `cold_reads` are 4 KiB reads a take; `first_bytes` is how often the first byte is waited for.
+
+    `load` files are what is fetched while latencies are measured.
+    """
 
     big_bytes: int
     file_bytes: int
@@ -58,14 +67,22 @@ class Sizes:
     hot_reads_count: int
     cold_reads_count: int
     first_bytes_count: int
+    load_bytes: int = 32 << 20
+    load_count: int = 24
 
     @property
     def total_bytes(self) -> int:
         return self.big_bytes + self.file_bytes * self.files_count
 
+    @property
+    def load_total_bytes(self) -> int:
+        return self.load_bytes * self.load_count
+
 
 FULL = Sizes(512 << 20, 100 << 10, 2000, 10_000, 200, 30)
-QUICK = Sizes(96 << 20, 100 << 10, 200, 1000, 40, 30)  # the large file must be larger than what is always fetched whole (64 MiB)
+QUICK = Sizes(  # the large file must be larger than what is always fetched whole (64 MiB)
+    96 << 20, 100 << 10, 200, 1000, 40, 30, load_bytes=24 << 20, load_count=12
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,10 +119,13 @@ class Lab:
         self.store = Store(server.endpoint_url, server.access_key, server.secret_key, BUCKET)
         self.small_names = [f"small/{number:05d}.bin" for number in range(sizes.files_count)]
         self.peak_resident_bytes = 0
+        self.create_seconds: list[float] = []
         self._directory = directory
         self._server = server
         self._digests: dict[tuple[str, ...], str] = {}
+        self._load_names: list[str] = []
         self._hot: Mount | None = None
+        self._way = Way()
         self._sampling: list[GilSampling] | None = None
 
     # -- the data
@@ -131,27 +151,38 @@ class Lab:
                 pass
         self._server.close_client()
 
+    def fill_load(self) -> list[str]:
+        """The names of the files of the load, put into the bucket at the first call."""
+        if not self._load_names:
+            body = os.urandom(self.sizes.load_bytes)  # who reads them compares nothing
+            self._load_names = [f"load/{number:03d}.bin" for number in range(self.sizes.load_count)]
+            for name in self._load_names:
+                self._server.put(BUCKET, name, body)
+            self._server.close_client()
+        return self._load_names
+
     def small(self, root: Path) -> list[str]:
         return [str(root / name) for name in self.small_names]
 
     # -- mounts
 
     @contextlib.contextmanager
-    def mounted(self) -> Iterator[Mount]:
-        """A new daemon with an empty hot directory, killed at the end (all it has is thrown away). Raises Broken when it dies."""
-        hot_size = f"{math.ceil((3 * self.sizes.total_bytes + 10**9) / 1e9)}GB"
-        options = ["--endpoint-url", self.store.endpoint_url, "--region", "us-east-1"]
+    def mounted(self, way: Way | None = None, hot_bytes: int | None = None) -> Iterator[Mount]:
+        """A new daemon with an empty hot directory, killed at the end (see bench/mounts.py). Raises Broken when it dies."""
+        hot_bytes = hot_bytes or 3 * self.sizes.total_bytes + 10**9
         with tempfile.TemporaryDirectory(prefix="tc-") as home:  # short: the admin socket lies in it
-            mount = Mount(
+            mount = KeptMount(
                 f"s3://{BUCKET}",
                 Path(home) / "m",
-                options=options,
-                extra=self._server.environment,
+                way=way or self._way,
                 hot=Path(tempfile.mkdtemp(prefix="hot-", dir=self._directory)),
-                hot_size=hot_size,
+                hot_size=f"{math.ceil(hot_bytes / 1e6)}MB",
+                options=["--endpoint-url", self.store.endpoint_url, "--region", "us-east-1"],
+                extra=self._server.environment,
             )
             try:
                 self._start(mount)
+                self.create_seconds.append(_create_seconds(self._directory / f"created-for-{mount.hot.name}"))
                 os.sync()
                 yield mount
                 self.peak_resident_bytes = max(self.peak_resident_bytes, peak_resident_bytes(mount.pid))
@@ -159,6 +190,7 @@ class Lab:
                 raise Broken(f"{error or repr(error)}; {_state(mount)}") from error
             finally:
                 mount.close()
+                os.sync()
 
     def _start(self, mount: Mount) -> None:
         try:
@@ -167,13 +199,26 @@ class Lab:
             raise Broken(f"cannot mount: {error}") from error
 
     @contextlib.contextmanager
-    def kept_hot(self, mount: Mount) -> Iterator[None]:
-        """`hot` is this mount meanwhile."""
-        self._hot = mount
+    def going(self, way: Way) -> Iterator[None]:
+        """Mounts and readers go this way meanwhile."""
+        before, self._way = self._way, way
         try:
             yield
         finally:
-            self._hot = None
+            self._way = before
+
+    @property
+    def way(self) -> Way:
+        return self._way
+
+    @contextlib.contextmanager
+    def kept_hot(self, mount: Mount) -> Iterator[None]:
+        """`hot` is this mount meanwhile."""
+        before, self._hot = self._hot, mount
+        try:
+            yield
+        finally:
+            self._hot = before
 
     @property
     def hot(self) -> Mount:
@@ -186,6 +231,15 @@ class Lab:
         return int(mount.metrics().get(wanted, 0.0))
 
     # -- measuring
+
+    def run(self, jobs: Sequence[Job], before: Callable[[], None] = lambda: None) -> Crowd:
+        return run(jobs, before, user_id=self._way.user_id)
+
+    @contextlib.contextmanager
+    def loaded(self, jobs: Sequence[Job]) -> Iterator[None]:
+        """These jobs go on meanwhile."""
+        with running(jobs, self._way.user_id):
+            yield
 
     def timed(self, mount: Mount, jobs: Sequence[Job], before: Callable[[], None] = lambda: None) -> Timed:
         """Do the jobs on the mount. CPU is counted until the daemon is quiet again."""
@@ -217,7 +271,7 @@ class Lab:
             begin()
             started.append(cpu_seconds_of(server))
 
-        crowd = run(jobs, before)
+        crowd = self.run(jobs, before)
         usage = ended()
         return Timed(crowd.seconds, crowd.count, crowd.cpu_seconds, cpu_seconds_of(server) - started[0], usage)
 
@@ -249,7 +303,7 @@ class Lab:
         os.sync()
         objects = [str(path) for path in (self.hot.hot / "objects").glob("*/*")]
         ours = [str(root / name) for root in (self.native, self.hot.root) for name in ("big", *self.small_names)]
-        run([Forget(ours + objects)])
+        self.run([Forget(ours + objects)])
 
     def verify(self, root: Path, names: Sequence[str], size_bytes: int = 0, seed: int = 0, count: int = 0) -> None:
         """Raises Broken when the bytes below `root` are not those of the native files."""
@@ -261,7 +315,7 @@ class Lab:
 
     def _digest(self, root: Path, names: Sequence[str], size_bytes: int, seed: int, count: int) -> str:
         job = Digest([str(root / name) for name in names], size_bytes, seed, count)
-        return run([job]).outcomes[0].digest
+        return self.run([job]).outcomes[0].digest
 
 
 def _state(mount: Mount) -> str:
@@ -282,10 +336,37 @@ def check_room(directory: Path, sizes: Sizes) -> None:
         )
 
 
+def settled_create_seconds(directory: Path) -> float:
+    """What creating a file costs there, when inodes that somebody has just deleted are not in the way any more (bench/mounts.py).
+
+    Waits a while for that, not for ever.
+    """
+    deadline = time.monotonic() + SETTLE_SECONDS
+    for attempt in itertools.count():
+        seconds = _create_seconds(directory / f"created-{attempt}")
+        if seconds < SLOW_CREATE_SECONDS or time.monotonic() > deadline:
+            break
+        time.sleep(SETTLE_STEP_SECONDS)
+    return seconds
+
+
+def _create_seconds(directory: Path) -> float:
+    """The median."""
+    directory.mkdir()
+    took = []
+    for number in range(CREATED_FILES):
+        began = time.perf_counter()
+        os.close(os.open(directory / str(number), os.O_CREAT | os.O_WRONLY))
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
 @contextlib.contextmanager
 def directory_below(parent: Path) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="tiercache-bench-", dir=parent))
+    directory.chmod(0o755)  # for mounts of another user
     try:
         yield directory
     finally:
         shutil.rmtree(directory)
+        os.sync()  # inodes that are deleted on the disk can be used again sooner

@@ -1,12 +1,14 @@
 """A row: one way of reading, done on the mount and on what it is compared with, in turns.
 
 Turns go ABBA: a pair begins with the mount, the next one with the reference. A machine that gets slower or faster
-meanwhile thus does so for both, and the ratio is taken within each pair before the median is. The spread is the smallest and the
-largest value; with few pairs nothing finer would be honest.
+meanwhile thus does so for both, and the ratio is taken within each pair before the median is. How sure the median is says its
+90 % interval (`interval`): a target is missed only when the whole interval lies on the wrong side of it.
 """
 
 from __future__ import annotations
 
+import enum
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +45,32 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(statistics.median(values), min(values), max(values))
 
 
+CONFIDENCE = 0.9
+LEAST_PAIRS = 5  # fewer values have no 90 % interval: all of four lie on one side of the median with probability 1/8
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 90 % interval of the median, by order statistics (Hettmansperger and Sheather 1986); None with fewer than 5 values.
+
+    It supposes nothing about the distribution: between the k-th smallest and the k-th largest of n values the median lies
+    with a probability that the binomial distribution gives, and between the two k around 90 % is interpolated.
+    """
+    count = len(values)
+    if count < LEAST_PAIRS:
+        return None
+
+    def coverage(rank: int) -> float:
+        return 1 - 2 * sum(math.comb(count, below) for below in range(rank)) / 2**count
+
+    rank = max(rank for rank in range(1, count // 2 + 1) if coverage(rank) >= CONFIDENCE)
+    excess = (coverage(rank) - CONFIDENCE) / (coverage(rank) - coverage(rank + 1))
+    inner = (count - rank) * excess / (rank + (count - 2 * rank) * excess)
+    ordered = sorted(values)
+    low = (1 - inner) * ordered[rank - 1] + inner * ordered[rank]
+    high = (1 - inner) * ordered[-rank] + inner * ordered[-rank - 1]
+    return low, high
+
+
 @dataclass(frozen=True)
 class Sampled:
     """What py-spy found in an extra take: the part of the daemon's CPU that held the GIL, or why there is no answer."""
@@ -58,6 +86,7 @@ class Result:
     mount: list[Take] = field(default_factory=list)
     reference: list[Take] = field(default_factory=list)
     sampled: Sampled | None = None
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def figures(self) -> Summary:
@@ -68,31 +97,60 @@ class Result:
         return summary([take.figure for take in self.reference])
 
     @property
-    def ratios(self) -> Summary:
-        """Mount to reference: above 1 is better for a rate and worse for a time."""
-        return summary([ours.figure / theirs.figure for ours, theirs in zip(self.mount, self.reference, strict=True)])
+    def ratios(self) -> list[float]:
+        """Mount to reference, by pair: above 1 is better for a rate and worse for a time."""
+        return [ours.figure / theirs.figure for ours, theirs in zip(self.mount, self.reference, strict=True)]
+
+    @property
+    def differences(self) -> list[float]:
+        """Mount minus reference, by pair."""
+        return [ours.figure - theirs.figure for ours, theirs in zip(self.mount, self.reference, strict=True)]
+
+    @property
+    def daemon_seconds(self) -> list[float]:
+        """CPU of the daemon by unit of work, by take."""
+        return [take.usage.total_seconds / take.work for take in self.mount if take.usage is not None]
+
+
+class Verdict(enum.Enum):
+    OK = "ok"
+    NOT_MISSED = "ok within the interval"
+    MISSED = "MISSED"
+    UNDECIDED = f"undecided (fewer than {LEAST_PAIRS} pairs)"
 
 
 @dataclass(frozen=True)
 class Target:
-    """`figure` of the result must be at least (or at most) `limit`."""
+    """The median of `values` is to be at least (or at most) `limit`."""
 
-    figure: Callable[[Result], float]
+    values: Callable[[Result], Sequence[float]]
     limit: float
     at_least: bool
     wording: str
 
-    def verdict(self, result: Result) -> str:
-        """'ok' or 'BELOW', and the numbers."""
-        figure = self.figure(result)
-        met = figure >= self.limit if self.at_least else figure <= self.limit
-        sign = ">=" if self.at_least else "<="
-        return f"{'ok' if met else 'BELOW'}: {figure:.2f} {self.wording}, target {sign} {self.limit:g}"
+    def verdict(self, result: Result) -> Verdict:
+        values = self.values(result)
+        found = interval(values)
+        if found is None:
+            return Verdict.UNDECIDED
+        if self._is_met(statistics.median(values)):
+            return Verdict.OK
+        return Verdict.NOT_MISSED if self._is_met(found[1] if self.at_least else found[0]) else Verdict.MISSED
+
+    def _is_met(self, figure: float) -> bool:
+        return figure >= self.limit if self.at_least else figure <= self.limit
+
+
+def never() -> str:
+    return ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """`measure(lab, pairs)` does all takes. `cpu_unit` is e.g. 's/GiB': seconds (or ms) by `Take.work`."""
+    """`measure(lab, pairs)` does all takes. `cpu_unit` is e.g. 's/GiB': seconds (or ms) by `Take.work`.
+
+    `obstacle` says why this cannot be measured here; '' when it can.
+    """
 
     name: str
     title: str
@@ -100,8 +158,8 @@ class Row:
     reference: str
     measure: Callable[[Lab, int], Result]
     cpu_unit: str = ""
-    target: Target | None = None
-    needs_root: bool = False
+    targets: tuple[Target, ...] = ()
+    obstacle: Callable[[], str] = never
 
 
 Side = Callable[["Lab"], Take]

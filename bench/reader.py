@@ -13,9 +13,10 @@ import time
 import msgspec
 
 from bench.gets import Direct, Download, FirstByte, Objects
-from bench.reads import Digest, Files, Forget, Lacking, Names, Outcome, Random, Sequential, Stats
+from bench.reads import Churn, Digest, Files, Forget, Lacking, Latencies, Names, Outcome, Random, Sequential, Stats
 
-Job = Sequential | Random | Files | Names | Stats | Digest | Lacking | Forget | Direct | Download | FirstByte | Objects
+Reads = Sequential | Random | Latencies | Churn | Files | Names | Stats | Digest | Lacking | Forget
+Job = Reads | Direct | Download | FirstByte | Objects
 
 READY, GO = b"ready\n", b"go\n"
 

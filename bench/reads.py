@@ -7,8 +7,11 @@ are right is checked by `Digest`, which is not timed and finds in the page cache
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
 import random
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -40,27 +43,55 @@ def places(size_bytes: int, seed: int, count: int) -> list[int]:
 
 
 class Sequential(msgspec.Struct, tag=True):
-    """From the first byte to the last in reads of 1 MiB."""
+    """From the first byte to the last in reads of 1 MiB, `rounds` times over."""
 
     path: str
     size_bytes: int
+    rounds: int = 1
 
     def prepare(self) -> Work:
         buffer = [memoryview(bytearray(BLOCK_BYTES))]
 
         def work() -> Outcome:
-            descriptor, done = os.open(self.path, os.O_RDONLY), 0
-            while got := os.readv(descriptor, buffer):
-                done += got
-            os.close(descriptor)
-            _expect(self.path, self.size_bytes, done)
-            return Outcome(done)
+            total = 0
+            for _ in range(self.rounds):
+                descriptor, done = os.open(self.path, os.O_RDONLY), 0
+                while got := os.readv(descriptor, buffer):
+                    done += got
+                os.close(descriptor)
+                _expect(self.path, self.size_bytes, done)
+                total += done
+            return Outcome(total)
 
         return work
 
 
 class Random(msgspec.Struct, tag=True):
-    """`count` reads of 4 KiB, each at another place."""
+    """`count` reads of 4 KiB, each at another place, `rounds` times over; past the page cache with `direct`."""
+
+    path: str
+    size_bytes: int
+    seed: int
+    count: int
+    direct: bool = False
+    rounds: int = 1
+
+    def prepare(self) -> Work:
+        buffer = [memoryview(mmap.mmap(-1, PAGE_BYTES))]  # O_DIRECT wants an aligned one
+        offsets = places(self.size_bytes, self.seed, self.count) * self.rounds
+
+        def work() -> Outcome:
+            descriptor = os.open(self.path, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
+            done = sum(os.preadv(descriptor, buffer, offset) for offset in offsets)
+            os.close(descriptor)
+            _expect(self.path, PAGE_BYTES * len(offsets), done)
+            return Outcome(len(offsets))
+
+        return work
+
+
+class Latencies(msgspec.Struct, tag=True):
+    """How long each of `count` reads of 4 KiB takes, each at another place."""
 
     path: str
     size_bytes: int
@@ -72,13 +103,36 @@ class Random(msgspec.Struct, tag=True):
         offsets = places(self.size_bytes, self.seed, self.count)
 
         def work() -> Outcome:
+            took, clock, read = [0.0] * self.count, time.perf_counter, os.preadv
             descriptor = os.open(self.path, os.O_RDONLY)
-            done = sum(os.preadv(descriptor, buffer, offset) for offset in offsets)
+            for number, offset in enumerate(offsets):
+                began = clock()
+                got_bytes = read(descriptor, buffer, offset)
+                took[number] = clock() - began
+                if got_bytes != PAGE_BYTES:
+                    raise ShortRead(f"{self.path}: read {got_bytes} bytes instead of {PAGE_BYTES}")
             os.close(descriptor)
-            _expect(self.path, PAGE_BYTES * self.count, done)
-            return Outcome(self.count)
+            return Outcome(self.count, seconds={"read": took})
 
         return work
+
+
+class Churn(msgspec.Struct, tag=True):
+    """Read files from begin to end, one after the other, over and over until it is killed: what causes fills."""
+
+    paths: list[str]
+
+    def prepare(self) -> Work:
+        return self._read
+
+    def _read(self) -> Outcome:
+        buffer = [memoryview(bytearray(BLOCK_BYTES))]
+        for path in itertools.cycle(self.paths):
+            descriptor = os.open(path, os.O_RDONLY)
+            while os.readv(descriptor, buffer):
+                pass
+            os.close(descriptor)
+        raise ShortRead("there is nothing to read")
 
 
 class Files(msgspec.Struct, tag=True):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from bench.measure import Result, Row, Summary, Take
+from bench.measure import Result, Row, Summary, Take, Target, Verdict, interval
+
+Measured = tuple[str, Row, Result]
+"""With the name under which it was asked for."""
 
 LEAST_SECONDS = 0.05  # of less CPU in all takes together no parts are told
+_NAME_WIDTH = 32
 
-_HEAD = f"{'row':24}{'unit':>8}{'tiercache':>25}{'reference':>25}{'ratio':>19}  target"
+_HEAD = f"{'row':{_NAME_WIDTH}}{'unit':>8}{'tiercache':>25}{'reference':>25}{'ratio':>19}  target"
 
 
 def head(facts: Mapping[str, str], rows: Sequence[Row]) -> str:
@@ -20,22 +24,49 @@ def head(facts: Mapping[str, str], rows: Sequence[Row]) -> str:
         "What each row does, and [what it is compared with]:",
         *(f"  {row.name:24}{row.title} [{row.reference}]" for row in rows),
         "",
+        "Figures are medians (least-most). Ratio: tiercache to reference in the same pair, the median and its 90 % interval;",
+        "above 1 is faster, but for ms and us slower. A target is MISSED when the whole interval lies on the wrong side of it.",
     ]
-    lines.append(
-        "Figures are medians (least-most). Ratio: tiercache to reference in the same pair; above 1 is faster, but for ms slower."
-    )
-    return "\n".join([*lines, "", _HEAD])
+    return "\n".join(lines)
 
 
-def line(row: Row, result: Result) -> str:
-    ratios = result.ratios
-    ratio = f"{ratios.median:.2f} ({ratios.least:.2f}-{ratios.most:.2f})"
-    text = f"{row.name:24}{row.unit:>8}{_figures(result.figures):>25}{_figures(result.reference_figures):>25}{ratio:>19}"
-    return f"{text}  {row.target.verdict(result)}" if row.target else text
+def table_head(title: str) -> str:
+    return f"{title}\n{_HEAD}"
 
 
-def left_out(row: Row, reason: str) -> str:
-    return f"{row.name:24}{row.unit:>8}  not measured: {reason}"
+def line(name: str, row: Row, result: Result) -> str:
+    """One line, and more for further targets and remarks."""
+    ratio = spread(result.ratios)
+    text = f"{name:{_NAME_WIDTH}}{row.unit:>8}{_figures(result.figures):>25}{_figures(result.reference_figures):>25}{ratio:>19}"
+    indent = " " * len(text)
+    verdicts = [_verdict(target, result) for target in row.targets] or ["-"]
+    lines = [f"{text}  {verdicts[0]}", *(f"{indent}  {verdict}" for verdict in verdicts[1:])]
+    return "\n".join([*lines, *(f"{'':{_NAME_WIDTH}}  {remark}" for remark in result.remarks)])
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median and its 90 % interval."""
+    found = interval(values)
+    ends = f"[{_number(found[0])}-{_number(found[1])}]" if found else "[?]"
+    return f"{_number(statistics.median(values))} {ends}"
+
+
+def _verdict(target: Target, result: Result) -> str:
+    sign = ">=" if target.at_least else "<="
+    values = target.values(result)
+    figure = "" if values == result.ratios else f"{spread(values)} "
+    return f"{target.verdict(result).value}: {figure}{sign} {target.limit:g} {target.wording}"
+
+
+def missed(results: Sequence[Measured]) -> str:
+    """All rows that missed a target, in one line."""
+    names = [name for name, row, result in results if any(target.verdict(result) is Verdict.MISSED for target in row.targets)]
+    count = sum(bool(row.targets) for _, row, _ in results)
+    return f"{len(names)} of {count} rows with a target MISSED it{': ' if names else ''}{', '.join(names)}."
+
+
+def left_out(name: str, row: Row, reason: str) -> str:
+    return f"{name:{_NAME_WIDTH}}{row.unit:>8}  not measured: {reason}"
 
 
 def _figures(values: Summary) -> str:
@@ -43,21 +74,21 @@ def _figures(values: Summary) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def usage(results: Sequence[tuple[Row, Result]], peak_resident_bytes: int) -> str:
+def usage(results: Sequence[Measured], peak_resident_bytes: int) -> str:
     """CPU by row, what part of the daemon's may hold the GIL, and the most memory that a daemon ever had."""
     lines = [
         "CPU, user and system (medians)",
         "",
-        f"{'':33}{' daemon ':-^53} {' reading the mount ':-^23} {' the reference ':-^23}",
+        f"{'':{_NAME_WIDTH + 9}}{' daemon ':-^53} {' reading the mount ':-^23} {' the reference ':-^23}",
     ]
     lines.append(
-        f"{'row':24}{'unit':>8}{'CPU':>10}{'event loop':>14}{'GIL at most':>14}{'GIL by py-spy':>16}"
+        f"{'row':{_NAME_WIDTH}}{'unit':>8}{'CPU':>10}{'event loop':>14}{'GIL at most':>14}{'GIL by py-spy':>16}"
         + f"{'readers':>12}{'server':>12}" * 2
     )
-    lines += [_usage_line(row, result) for row, result in results if row.cpu_unit]
+    lines += [_usage_line(name, row, result) for name, row, result in results if row.cpu_unit]
     lines += [
         "",
         "event loop: part of the daemon's CPU used by the thread of its event loop.",
@@ -68,11 +99,11 @@ def usage(results: Sequence[tuple[Row, Result]], peak_resident_bytes: int) -> st
         "",
         f"Peak resident memory of a daemon: {peak_resident_bytes / 2**20:.0f} MiB",
     ]
-    complaints = {result.sampled.complaint for _, result in results if result.sampled and result.sampled.complaint}
+    complaints = {result.sampled.complaint for _, _, result in results if result.sampled and result.sampled.complaint}
     return "\n".join([*lines, *sorted(complaints)])
 
 
-def _usage_line(row: Row, result: Result) -> str:
+def _usage_line(name: str, row: Row, result: Result) -> str:
     factor = 1e3 if row.cpu_unit.startswith("ms") else 1.0
 
     def each(seconds: Callable[[Take], float], takes: Sequence[Take]) -> str:
@@ -80,7 +111,7 @@ def _usage_line(row: Row, result: Result) -> str:
         return f"{figure:.3g}" if figure >= 0.001 else "0"
 
     daemon = each(lambda take: take.usage.total_seconds if take.usage else 0.0, result.mount)
-    text = f"{row.name:24}{row.cpu_unit:>8}{daemon:>10}{_parts(result)}"
+    text = f"{name:{_NAME_WIDTH}}{row.cpu_unit:>8}{daemon:>10}{_parts(result)}"
     for takes in (result.mount, result.reference):
         text += f"{each(lambda take: take.readers_seconds, takes):>12}{each(lambda take: take.server_seconds, takes):>12}"
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from bench import crowd
-from bench.benchmark import ROWS
+from bench.benchmark import TABLES
 from bench.benchmark import main as benchmark
 from bench.crowd import Broken
 from bench.lab import Lab, Sizes
-from bench.measure import Result, Row, Take, Target, alternated, summary
+from bench.measure import Result, Row, Take, Target, Verdict, alternated, interval
+from bench.mounts import empty
 from bench.reader import Job
-from bench.reads import Digest, Random, Sequential, places
-from bench.report import line
+from bench.reads import Churn, Digest, Latencies, Random, Sequential, places
+from bench.report import line, missed
 from bench.usage import Usage, usage_of
+from tests.servers.process import wait_until
 from tests.servers.weed import Weed
 
 ROOT = Path(__file__).parents[1]
@@ -47,22 +50,63 @@ def test_turns_are_abba_and_pairs_stay_together() -> None:
     assert "".join(order) == "ABBAABBA"
     assert [take.figure for take in result.mount] == [1, 4, 5, 8]
     assert [take.figure for take in result.reference] == [4, 6, 12, 14]
-    assert result.ratios == summary([1 / 4, 4 / 6, 5 / 12, 8 / 14])
+    assert result.ratios == [1 / 4, 4 / 6, 5 / 12, 8 / 14]
 
 
-def test_the_ratio_is_the_median_of_the_pairs_and_not_the_ratio_of_the_medians() -> None:
+def test_the_ratio_is_taken_within_a_pair() -> None:
     result = took([10.0, 30.0, 100.0], [20.0, 10.0, 100.0])
-    assert result.ratios.median == 1.0
+    assert result.ratios == [0.5, 3.0, 1.0]
+    assert result.differences == [-10.0, 20.0, 0.0]
     assert result.figures.median / result.reference_figures.median == 1.5
-    assert (result.ratios.least, result.ratios.most) == (0.5, 3.0)
+
+
+@pytest.mark.parametrize("count", [5, 6, 15, 30])
+def test_the_interval_has_the_median_nine_times_in_ten(count: int) -> None:
+    chance = random.Random(count)
+    found = [interval([chance.random() for _ in range(count)]) for _ in range(4000)]
+    hits = sum(1 for ends in found if ends is not None and ends[0] <= 0.5 <= ends[1])
+    assert 0.885 <= hits / len(found) <= 0.92
+
+
+def test_four_values_have_no_interval() -> None:
+    assert interval([1.0, 2.0, 3.0, 4.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ([0.5, 0.6, 0.7, 0.8, 0.9], Verdict.OK),
+        ([0.5, 0.5, 0.6, 0.8, 0.9], Verdict.NOT_MISSED),
+        ([0.5, 0.5, 0.6, 0.6, 0.6], Verdict.MISSED),
+        ([0.1, 0.1, 0.1, 0.1], Verdict.UNDECIDED),
+    ],
+)
+def test_a_target_is_missed_only_by_the_whole_interval(ratios: list[float], verdict: Verdict) -> None:
+    result = took(ratios, [1.0] * len(ratios))
+    assert Target(lambda result: result.ratios, 0.7, True, "").verdict(result) is verdict
+    less = took([1 / ratio for ratio in ratios], [1.0] * len(ratios))
+    assert Target(lambda result: result.ratios, 1 / 0.7, False, "").verdict(less) is verdict
 
 
 def test_a_missed_target_is_told_with_its_numbers() -> None:
-    target = Target(lambda result: result.ratios.median, 0.5, True, "of the download")
-    row = Row("cold", "", "MB/s", "", lambda _lab, _pairs: Result(), target=target)
-    assert line(row, took([40.0], [100.0])).endswith("BELOW: 0.40 of the download, target >= 0.5")
-    assert line(row, took([50.0], [100.0])).endswith("ok: 0.50 of the download, target >= 0.5")
-    assert Target(lambda _: 10.5, 10.0, False, "ms").verdict(Result()) == "BELOW: 10.50 ms, target <= 10"
+    targets = (
+        Target(lambda result: result.ratios, 0.5, True, "of the download"),
+        Target(lambda result: result.differences, -10.0, False, "ms"),
+    )
+    row = Row("cold", "", "MB/s", "", lambda _lab, _pairs: Result(), targets=targets)
+    missing = took([40.0] * 5, [100.0] * 5)
+    first, second = line("cold", row, missing).splitlines()
+    assert first.endswith("0.4 [0.4-0.4]  MISSED: >= 0.5 of the download")
+    assert second.endswith("  ok: -60 [-60--60] <= -10 ms")
+    assert line("cold", row, took([50.0] * 5, [100.0] * 5)).splitlines()[0].endswith("  ok: >= 0.5 of the download")
+    assert missed([("x/cold", row, missing)]) == "1 of 1 rows with a target MISSED it: x/cold."
+
+
+def test_files_that_are_emptied_stay(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"content")
+    empty(tmp_path)
+    assert (tmp_path / "a" / "b").read_bytes() == b""
 
 
 def test_the_gil_estimate_lies_between_the_event_loop_and_all() -> None:
@@ -96,10 +140,15 @@ def test_readers_begin_together_and_read_all(tmp_path: Path) -> None:
     path = tmp_path / "big"
     path.write_bytes(os.urandom(3 << 20))
     ready: list[bool] = []
-    jobs: list[Job] = [Sequential(str(path), 3 << 20), Random(str(path), 3 << 20, 1, 50)]
+    jobs: list[Job] = [
+        Sequential(str(path), 3 << 20, 2),
+        Random(str(path), 3 << 20, 1, 50, rounds=3),
+        Latencies(str(path), 3 << 20, 1, 50),
+    ]
     done = crowd.run(jobs, before=lambda: ready.append(True))
     assert ready == [True]
-    assert [outcome.count for outcome in done.outcomes] == [3 << 20, 50]
+    assert [outcome.count for outcome in done.outcomes] == [6 << 20, 150, 50]
+    assert len(done.outcomes[2].seconds["read"]) == 50
     assert 0 < done.seconds < 20
     assert done.cpu_seconds > 0
 
@@ -111,6 +160,15 @@ def test_a_short_file_is_broken_and_not_fast(tmp_path: Path) -> None:
         crowd.run([Sequential(str(path), 8192)])
     with pytest.raises(Broken, match="No such file"):
         crowd.run([Sequential(str(tmp_path / "absent"), 1)])
+
+
+def test_a_load_goes_on_until_it_is_ended_and_its_failure_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    with crowd.running([Churn([str(path)])]):
+        assert crowd.run([Sequential(str(path), 7)]).count == 7
+    with pytest.raises(Broken, match="there is nothing to read"), crowd.running([Churn([])]) as go_on:
+        wait_until(lambda: not go_on(), "the end of the reader")
 
 
 def test_wrong_bytes_are_found(tmp_path: Path) -> None:
@@ -148,17 +206,19 @@ def test_unknown_rows_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> N
 
 @needs_mounts
 def test_every_row_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
-    command = [sys.executable, "bench/benchmark.py", "--quick", "--repeat", "1", "--directory", str(tmp_path)]
+    command = [sys.executable, "bench/benchmark.py", "--quick", "--pairs", "1", "--directory", str(tmp_path)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
     assert ran.returncode == 0, ran.stderr
-    table = ran.stdout.partition("target\n")[2]
-    figures = {text.split()[0]: text for text in table.partition("\n\n")[0].splitlines()}
-    assert set(figures) == {row.name for row in ROWS}
-    for row in ROWS:
+    table, _, usage = ran.stdout.partition("target\n")[2].partition("CPU, user and system")
+    figures = {text.split()[0]: text for text in table.splitlines() if text and not text.startswith(" ")}
+    rows = TABLES[0].rows
+    assert set(figures) == {row.name for row in rows}
+    for row in rows:
         assert row.unit in figures[row.name]
-        assert row.target is None or "target" in figures[row.name]
-    usage = table.partition("CPU, user and system")[2]
-    for row in ROWS:
+        if row.obstacle():
+            assert "not measured" in figures[row.name]
+            continue
+        assert not row.targets or row.targets[0].wording in figures[row.name]
         assert (f"\n{row.name} " in usage) == bool(row.cpu_unit)
     assert "Peak resident memory of a daemon: " in usage
     assert list(tmp_path.iterdir()) == []
