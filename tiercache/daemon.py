@@ -2,9 +2,13 @@
 
 Start: FUSE and mount point, sources, cache directories (each a check that can refuse, and nothing is mounted before
 all have passed), index, engine, admin socket, mount. Stop: unmount, so that no request comes any more; cancel what runs; sync
-what was written; only then does the index get its clean mark. A signal and `umount` by anybody go through the same stop. After a
-bug the mount point is left behind, dead: programs see ENOTCONN, which nobody takes for an empty dataset, and the next `mount`
-heals it.
+what was written; only then does the index get its clean mark. A signal and `umount` by anybody go through the same stop.
+
+A successor of a daemon that died, or that handed over, takes over the connection that was kept (`supervision.py`) instead of
+mounting. Whatever would touch the mount point is left out, because nobody answers there yet, and the sources are taken
+as known. When the connection is refused it is aborted, and the successor mounts freshly. Handing over is a stop that
+leaves out the unmounting. After a bug, too, the mount is left: for the successor, or, where nobody keeps the connection, dead:
+programs see ENOTCONN, which nobody takes for an empty dataset, and the next `mount` heals it.
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 import trio
@@ -30,13 +36,25 @@ from tiercache.engine.datasets import build_datasets, sources_of
 from tiercache.engine.engine import Engine, Limits
 from tiercache.engine.hotset import HotSet, open_hot
 from tiercache.errors import SetupError, TiercacheError
-from tiercache.fuse.mountpoint import check_fuse, is_mounted, prepare_mount_point, unmount
+from tiercache.fuse.mountpoint import check_fuse, is_mounted, unmount
+from tiercache.fuse.native import Path, native
 from tiercache.fuse.operations import Operations, Owner
 from tiercache.fuse.session import Session
+from tiercache.fuse.takeover import connect, end_connection, place_for
 from tiercache.logs import configure
 from tiercache.metrics.definitions import Metrics
 from tiercache.metrics.tally import Tally
 from tiercache.notify import notify
+from tiercache.supervision import (
+    Kept,
+    Supervision,
+    become_successor,
+    drop,
+    found,
+    installed_version,
+    is_being_restarted,
+    keep,
+)
 
 log = structlog.get_logger()
 
@@ -55,8 +73,11 @@ def run(config: Config, *, report: Report) -> int:
     os.umask(0o077)
     _raise_file_limit()
     once = _Once(report)
+    supervision = found()
     try:
-        trio.run(_serve, config, once)
+        handover = trio.run(_serve, config, supervision, once)
+        if handover is not None:
+            become_successor(handover.kept, stopped_at_seconds=handover.stopped_at_seconds)
     except BaseExceptionGroup as group:
         wrong, bugs = group.split(TiercacheError)
         if bugs is not None or wrong is None:
@@ -92,17 +113,25 @@ class _Once:
 
 
 def main() -> int:
-    """`python -m tiercache.daemon`: the configuration comes as JSON on standard input, the report goes to descriptor 3."""
+    """`python -m tiercache.daemon [--report]`: the configuration is a memory file with JSON on descriptor 0.
+
+    With `--report`, which only the first daemon of a mount is given, a report goes to descriptor 3.
+    """
+    os.lseek(sys.stdin.fileno(), 0, os.SEEK_SET)  # predecessors have read it
     config = decode(sys.stdin.buffer.read())
+    return run(config, report=_to_descriptor if "--report" in sys.argv else _to_nobody)
 
-    def report(outcome: StartReport) -> None:
-        try:
-            os.write(REPORT_FD, encode(outcome))
-            os.close(REPORT_FD)
-        except OSError as error:
-            log.warning("nobody_hears_the_report", error=str(error))
 
-    return run(config, report=report)
+def _to_descriptor(outcome: StartReport) -> None:
+    try:
+        os.write(REPORT_FD, encode(outcome))
+        os.close(REPORT_FD)
+    except OSError as error:
+        log.warning("nobody_hears_the_report", error=str(error))
+
+
+def _to_nobody(outcome: StartReport) -> None:
+    """A successor: the log says what became of it."""
 
 
 def _first(group: BaseExceptionGroup[TiercacheError]) -> TiercacheError:
@@ -113,44 +142,73 @@ def _first(group: BaseExceptionGroup[TiercacheError]) -> TiercacheError:
     return error
 
 
-async def _serve(config: Config, report: Report) -> None:
+class Handover(NamedTuple):
+    """A connection for the program that this process becomes."""
+
+    kept: Kept
+    stopped_at_seconds: float
+
+
+async def _serve(config: Config, supervision: Supervision, report: Report) -> Handover | None:
     tally = Tally(Metrics())
     await trio.to_thread.run_sync(partial(check_fuse, allow_other=config.mount.allow_other))
-    point = await trio.to_thread.run_sync(prepare_mount_point, config.mount.point)
-    async with trio.open_nursery() as nursery:
-        datasets = await build_datasets(config, tally, nursery)
-        try:
-            hot = await open_hot(config.hot, point.path, sources_of(config))
-            if hot.index.health.rebuilt:
-                tally.metrics.index_rebuilt.inc()
-            daemon = Daemon(config, point.path, datasets, hot, tally)
+    kept = supervision.kept
+    try:
+        point = await trio.to_thread.run_sync(place_for, config.mount.point, kept)
+        if point is None:
+            log.warning("unmounted_while_no_daemon_ran", mountpoint=config.mount.point)
+            return None
+        async with trio.open_nursery() as nursery:
+            datasets = await build_datasets(config, tally, nursery, known=kept is not None)
             try:
-                await daemon.live(report)
+                hot = await open_hot(config.hot, point, sources_of(config))
+                if hot.index.health.rebuilt:
+                    tally.metrics.index_rebuilt.inc()
+                daemon = Daemon(config, point, datasets, hot, tally, supervision)
+                try:
+                    handover = await daemon.live(report)
+                finally:
+                    hot.stopping()
+                    await hot.close(clean=not daemon.engine_has_residue())
             finally:
-                hot.stopping()
-                await hot.close(clean=not daemon.engine_has_residue())
-        finally:
-            with trio.CancelScope(shield=True):
-                for dataset in datasets:
-                    await dataset.cold.aclose()
-        nursery.cancel_scope.cancel()
+                with trio.CancelScope(shield=True):
+                    for dataset in datasets:
+                        await dataset.cold.aclose()
+            nursery.cancel_scope.cancel()
+    except BaseException:
+        if kept is not None and supervision.kind is None:  # nobody holds it: it would be left behind, dead
+            end_connection(kept.number)
+        raise
+    return handover
 
 
 class Daemon:
     """One mount while it lives."""
 
-    def __init__(self, config: Config, point: str, datasets: list[Dataset], hot: HotSet, tally: Tally) -> None:
+    def __init__(
+        self, config: Config, point: str, datasets: list[Dataset], hot: HotSet, tally: Tally, supervision: Supervision
+    ) -> None:
         self._config = config
         self._point = point
         self._datasets = datasets
         self._hot = hot
         self._tally = tally
+        self._supervision = supervision
+        self._kept: Kept | None = None
+        self._stall_seconds: float | None = None
+        self._leaves_mount = False
+        self._handover: Handover | None = None
+        self._serving = trio.CancelScope()
         self._engine: Engine | None = None
+        names = [dataset.name for dataset in datasets]
+        descriptors = [directory.fd for directory in hot.files.directories]
+        self._native, self._why_not_native = native(names, descriptors, config.mount.read_path)
+        self._path = Path("plain", "not mounted yet", False)
 
     def engine_has_residue(self) -> bool:
         return self._engine is not None and self._engine.holdings.has_residue
 
-    async def live(self, report: Report) -> None:
+    async def live(self, report: Report) -> Handover | None:
         """From the first task to the last. Raises SetupError when it cannot be mounted."""
         async with trio.open_nursery() as nursery:
             engine = self._engine = self._build(nursery)
@@ -159,25 +217,28 @@ class Daemon:
             mounted = Mounted(
                 mountpoint=self._point,
                 socket=socket,
-                path=ReadPath("plain", "this version serves every read through the daemon"),
+                path=lambda: ReadPath(self._path.kind, self._path.reason),
                 hot_paths=self._hot.paths,
                 notices=self._hot.notices,
                 forget_names=session.forget_names,
                 unmount=self._unmount,
+                hand_over=self._hand_over,
+                supervisor=self._supervision.kind,
+                restarts_count=self._supervision.restarts_count,
+                stall_seconds=lambda: self._stall_seconds,
             )
             answers = Answers(engine, self._tally, mounted, single=self._config.single)
             serve = partial(serve_admin, socket_path=socket, http=self._config.admin.http, group=self._config.admin.group)
             await nursery.start(serve, answers)
-            await trio.to_thread.run_sync(session.mount)
+            self._kept = await trio.to_thread.run_sync(connect, session, self._point, self._supervision.kept)
+            await engine.reader.adopt()
             nursery.start_soon(self._hot.index.watch)
             async with trio.open_nursery() as serving:
-                nursery.start_soon(self._stop_on_signal, serving.cancel_scope)
+                self._serving = serving.cancel_scope
+                nursery.start_soon(self._stop_on_signal)
                 serving.start_soon(session.serve)
                 try:
-                    await trio.to_thread.run_sync(os.statvfs, self._point)
-                    await engine.index.prune()
-                    engine.start()
-                    await self._pin_configured(engine)
+                    await self._begin(engine, session)
                 except BaseException:
                     with trio.CancelScope(shield=True):
                         await self._leave_nothing_mounted()
@@ -185,8 +246,30 @@ class Daemon:
                 report(StartReport(ready=answers.status()))
                 notify("READY=1")
                 log.info("mounted", mountpoint=self._point, hot=self._hot.paths, notices=self._hot.notices)
-            notify("STOPPING=1")
+            if not self._leaves_mount:
+                self._let_go()
             nursery.cancel_scope.cancel()
+        return self._handover
+
+    async def _begin(self, engine: Engine, session: Session) -> None:
+        """What needs a mount; then the background work."""
+        if self._kept is not None:
+            keep(self._kept)
+        await trio.to_thread.run_sync(os.statvfs, self._point)
+        self._path = await trio.to_thread.run_sync(session.choose_path)
+        stopped_at_seconds = self._supervision.stopped_at_seconds
+        if stopped_at_seconds is not None:
+            self._stall_seconds = time.monotonic() - stopped_at_seconds
+            log.info("taken_over", mountpoint=self._point, stall_seconds=round(self._stall_seconds, 3))
+        await engine.index.prune()
+        engine.start()
+        await self._pin_configured(engine)
+
+    def _let_go(self) -> None:
+        """The mount is gone: nothing of it is worth keeping."""
+        notify("STOPPING=1")
+        if self._kept is not None:
+            drop(self._kept.number)
 
     def _build(self, nursery: trio.Nursery) -> Engine:
         config = self._config
@@ -207,6 +290,7 @@ class Daemon:
             self._tally,
             single=config.single,
             sweep=hot.sweep,
+            publication=self._native,
         )
 
     def _session(self, engine: Engine) -> Session:
@@ -219,7 +303,14 @@ class Daemon:
         )
         operations = Operations(engine.namespace, engine.reader, engine.facts, owner, self._tally)
         source = self._datasets[0].source if self._config.single else "tiercache"
-        return Session(operations, self._point, source, allow_other=mount.allow_other)
+        return Session(
+            operations,
+            self._point,
+            source,
+            allow_other=mount.allow_other,
+            native=self._native,
+            why_not_native=self._why_not_native,
+        )
 
     def _socket(self) -> str:
         if self._config.admin.socket is not None:
@@ -238,20 +329,52 @@ class Daemon:
         if wanted:
             await engine.pinning.add(wanted)
 
-    async def _stop_on_signal(self, serving: trio.CancelScope) -> None:
-        """A signal ends the mount even if files are open, because a supervisor waits for us: their next read fails then."""
+    async def _stop_on_signal(self) -> None:
+        """A signal ends the mount even if files are open, because a supervisor waits for us: their next read fails then.
+
+        Only systemd, when it stops us in order to start us again, wants the mount to be left to the next one.
+        """
         ending = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup(1) is obeyed
             ending.append(signal.SIGHUP)
         with trio.open_signal_receiver(*ending) as signals:
             async for _ in signals:
+                if self._supervision.kind == "systemd" and self._kept is not None:
+                    self._leaves_mount = await trio.to_thread.run_sync(is_being_restarted)
                 notify("STOPPING=1")
+                if self._leaves_mount:
+                    log.info("left_to_the_next_daemon", mountpoint=self._point)
+                    self._serving.cancel()
+                    continue
                 try:
                     await self._unmount()
                 except SetupError as error:
                     log.warning("busy_mount_is_detached", mountpoint=self._point, error=error.line)
                     await trio.to_thread.run_sync(partial(unmount, self._point, lazy=True))
-                    serving.cancel()
+                    self._serving.cancel()
+
+    async def _hand_over(self) -> str:
+        """End soon, and let this process become the program that is installed now; its version.
+
+        Raises SetupError, with nothing changed, when that cannot be done. What takes long is done while readers are still served.
+        """
+        if self._kept is None:
+            raise SetupError(
+                f"{self._point} cannot be handed over: its connection is not kept on this read path",
+                hint="end its users, then `tiercache umount` and mount again",
+            )
+        version = await trio.to_thread.run_sync(installed_version)
+        for directory in range(len(self._hot.paths)):
+            await trio.to_thread.run_sync(self._hot.files.syncfs, directory)
+        kept = self._kept
+        self._handover = Handover(
+            Kept(os.dup(kept.fuse_fd), os.dup(kept.table_fd), kept.number),  # the session closes its own
+            time.monotonic(),
+        )
+        self._leaves_mount = True
+        log.info("hands_over", mountpoint=self._point, version=version)
+        self._serving.cancel()
+        return version
 
     async def _unmount(self) -> None:
         """Raises SetupError, with nothing changed, when it is busy."""
@@ -259,11 +382,15 @@ class Daemon:
             await trio.to_thread.run_sync(unmount, self._point)
 
     async def _leave_nothing_mounted(self) -> None:
+        """After a failed start; what was taken over is left to the next attempt of a supervisor."""
+        if self._supervision.kept is not None and self._supervision.kind is not None:
+            return
         try:
             if await trio.to_thread.run_sync(is_mounted, self._point):
                 await trio.to_thread.run_sync(partial(unmount, self._point, lazy=True))
         except TiercacheError as error:
             log.error("still_mounted", mountpoint=self._point, error=error.line)
+        self._let_go()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
+from tiercache.errors import SetupError
 from tiercache.notify import notify
 
 FUSE, TABLE = "tiercache-fuse", "tiercache-table"
@@ -27,6 +28,8 @@ STOPPED_AT = "TIERCACHE_STOPPED_AT"
 """Environment, from the keeper or from the program before: how often it was started again, and when the last one stopped."""
 SYSTEMD = "/run/systemd/system"
 ASK_SECONDS = 5.0
+IMPORT_SECONDS = 60.0
+_KEPT_ON = "correct the installation; the running daemon goes on"
 
 Kind = Literal["keeper", "systemd"]
 
@@ -106,6 +109,25 @@ def drop(number: int) -> None:
 def program() -> list[str]:
     """The command that started this process, to be run again with whatever is installed by then."""
     return [sys.executable, *(argument for argument in sys.orig_argv[1:] if argument != "--report")]
+
+
+def installed_version() -> str:
+    """Of the program that would be started now, once it has shown that it can be. Blocks. Raises SetupError."""
+    check = "import sys, tiercache, tiercache.daemon; sys.stdout.write(tiercache.__version__)"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", check],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=IMPORT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SetupError(f"the installed program cannot be started: {error}", hint=_KEPT_ON) from error
+    if done.returncode:
+        said = os.fsdecode(done.stderr).strip().splitlines() or [f"it ended with status {done.returncode}"]
+        raise SetupError(f"the installed program cannot be started: {said[-1]}", hint=_KEPT_ON)
+    return os.fsdecode(done.stdout)
 
 
 def become_successor(kept: Kept, *, stopped_at_seconds: float) -> NoReturn:

@@ -13,6 +13,7 @@ import trio
 from tiercache.admin.app import Listening, serve_admin
 from tiercache.admin.messages import (
     DatasetStatus,
+    HandingOver,
     HotDirectory,
     PinAnswer,
     PinProgress,
@@ -47,6 +48,7 @@ class FakeControl:
         self.refreshed: list[str] = []
         self.refuse_stop: TiercacheError | None = None
         self.stopped = threading.Event()
+        self.handed_over = threading.Event()
         self.hang = False
         self.asked = threading.Event()
         self.fetch_step_bytes = 40
@@ -173,6 +175,12 @@ class FakeControl:
         if self.refuse_stop is not None:
             raise self.refuse_stop
         self.stopped.set()
+
+    async def hand_over(self) -> HandingOver:
+        if self.refuse_stop is not None:
+            raise self.refuse_stop
+        self.handed_over.set()
+        return HandingOver(4711, self.mountpoint, "0.1.0", "0.2.0")
 
 
 def busy(mountpoint: str) -> SetupError:

@@ -20,7 +20,7 @@ from tiercache.cli import pinning
 from tiercache.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("mount", "serve", "umount", "status", "where", "refresh", "pin", "unpin", "pins")
+COMMANDS = ("mount", "serve", "umount", "upgrade", "status", "where", "refresh", "pin", "unpin", "pins")
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_status_for_people(control: FakeControl, capsys: pytest.CaptureFixture[s
     assert ran.code == 0
     lines = ran.out.splitlines()
     assert lines[0] == "/mnt/fake: tiercache 0.1.0, pid 4711, up 3 h 12 min"
-    assert lines[1] == "reads   plain (Linux 5.10 has no FUSE passthrough)"
+    assert lines[1] == "reads       plain (Linux 5.10 has no FUSE passthrough)"
     assert "TIER  STATE       USED  CAPACITY    FULL" in lines
     assert "hot   ok        250 MB   1.00 GB  25.0 %  /var/cache/fake" in lines
     assert "warm  absent         -         -       -" in lines
@@ -206,7 +206,7 @@ BAD_USAGE = [
     (["mount", "s3://bucket", "/mnt/x", "-o", "gid=4294967295"], "-o gid=4294967295"),
     (["mount", "s3://bucket", "/mnt/x", "-o", "file_mode=999"], "-o file_mode=999"),
     (["mount", "s3://bucket", "/mnt/x", "-o", "\x1b[31m"], "\\x1b[31m"),
-    (["umount"], "Missing argument"),
+    (["umount"], "MOUNTPOINT is missing"),
     (["status", "--socket", "/" + "x" * 200], "cannot be a socket"),
     (["status", "--socket", "a\0b"], "cannot be a socket"),
 ]

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tiercache.admin.socket import keeper_pid, socket_for
 from tiercache.cli.main import main
 from tiercache.cli.spawn import log_path
 from tiercache.fuse.mountpoint import mount_at, unmount
@@ -101,15 +103,38 @@ def test_mounting_again_is_fine_and_another_source_is_not(bench: Bench) -> None:
 
 
 def test_case_13_mounting_over_the_remains_of_a_killed_daemon(bench: Bench) -> None:
+    """Its keeper was killed with it, as when a control group is killed."""
     pid = bench.mount()["status"]["pid"]
-    descriptor = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    finally:
-        os.close(descriptor)
+    keeper = keeper_pid(str(bench.point))
+    assert keeper is not None
+    assert os.getpgid(pid) == keeper
+    os.killpg(keeper, signal.SIGKILL)
     again = bench.mount()
     assert not again["already_mounted"]
     assert (bench.point / "a.txt").read_text() == "hello\n"
+
+
+def test_a_killed_daemon_is_started_again_by_its_keeper(bench: Bench) -> None:
+    first = bench.mount()["status"]
+    assert (first["supervisor"], first["restarts_count"]) == ("keeper", 0)
+    os.kill(first["pid"], signal.SIGKILL)
+    second = wait_for_another(bench, first["pid"])
+    assert (second["supervisor"], second["restarts_count"]) == ("keeper", 1)
+    assert (bench.point / "a.txt").read_text() == "hello\n"
+    assert second["stall_seconds"] < 5
+    log = Path(bench.mount()["log"] or log_path(str(bench.point))).read_text()
+    assert "was killed by signal 9 (Killed)" in log
+    assert bench.run("umount", str(bench.point)).returncode == 0
+    assert keeper_pid(str(bench.point)) is None
+
+
+def wait_for_another(bench: Bench, pid: int) -> Any:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        done = bench.run("status", "--json", "--socket", str(socket_for(str(bench.point))))
+        if done.returncode == 0 and json.loads(done.stdout)["pid"] != pid:
+            return json.loads(done.stdout)
+    raise AssertionError("nobody started it again")
 
 
 def test_a_mount_that_fails_says_why_and_leaves_nothing(bench: Bench) -> None:

@@ -91,6 +91,14 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def kill_with_keeper(pid: int) -> None:
+    """A keeper leads a process group of its own, and would start another daemon. Raises ProcessLookupError."""
+    leader = os.getpgid(pid)
+    if leader != pid and b"tiercache.keeper" in Path(f"/proc/{leader}/cmdline").read_bytes():
+        os.killpg(leader, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+
+
 def detach(point: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     while is_mounted(point) and libc.umount2(os.fsencode(point), _MNT_DETACH) == 0:
@@ -203,8 +211,8 @@ class Mount:
         self._await_end()
 
     def kill(self) -> None:
-        """SIGKILL, as the kernel's out-of-memory killer does it; the mount is left stale."""
-        os.kill(self.pid, signal.SIGKILL)
+        """SIGKILL, together with its keeper if it has one; the mount is left stale."""
+        kill_with_keeper(self.pid)
         self._await_end()
 
     def remount(self) -> dict[str, Any]:
@@ -230,7 +238,7 @@ class Mount:
         """Leave nothing: no process, no mount, no cached bytes. The log stays, for who looks into a failure."""
         for pid in {self.pid, self._holder()} - {0}:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                kill_with_keeper(pid)
         if self._serving is not None:
             self._serving.kill()
         if self.pid:

@@ -6,10 +6,12 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tiercache import __version__
 from tiercache.admin.messages import (
     DatasetStatus,
+    HandingOver,
     HotDirectory,
     PinAnswer,
     PinProgress,
@@ -39,15 +41,22 @@ MAX_PATHS = 10_000
 
 @dataclass(frozen=True)
 class Mounted:
-    """What the daemon knows of itself. `forget_names` makes the kernel look names up again, `unmount` ends the mount."""
+    """What the daemon knows of itself. `forget_names` makes the kernel look names up again, `unmount` ends the mount.
+
+    `hand_over` ends the daemon and not the mount; it returns the version of the successor.
+    """
 
     mountpoint: str
     socket: str
-    path: ReadPath
+    path: Callable[[], ReadPath]
     hot_paths: Sequence[str]
     notices: Sequence[str]
     forget_names: Callable[[Iterable[tuple[Inode, bytes]]], None]
     unmount: Callable[[], Awaitable[None]]
+    hand_over: Callable[[], Awaitable[str]]
+    supervisor: Literal["keeper", "systemd"] | None
+    restarts_count: int
+    stall_seconds: Callable[[], float | None]
 
 
 class Answers:
@@ -92,10 +101,13 @@ class Answers:
             mountpoint=self._mounted.mountpoint,
             socket=self._mounted.socket,
             uptime_seconds=time.monotonic() - self._began,
-            path=self._mounted.path,
+            path=self._mounted.path(),
             tiers=Tiers(hot=self._hot_status(), warm=self._warm_status(), cold=self._cold_status()),
             datasets=[self._dataset_status(dataset, samples) for dataset in self._engine.datasets],
             notices=[*self._mounted.notices, *self._dataset_notices()],
+            supervisor=self._mounted.supervisor,
+            restarts_count=self._mounted.restarts_count,
+            stall_seconds=self._mounted.stall_seconds(),
         )
 
     def _hot_status(self) -> TierStatus:
@@ -301,6 +313,10 @@ class Answers:
 
     async def stop(self) -> None:
         await self._mounted.unmount()
+
+    async def hand_over(self) -> HandingOver:
+        successor = await self._mounted.hand_over()
+        return HandingOver(os.getpid(), self._mounted.mountpoint, __version__, successor)
 
 
 def _outermost(pins: Sequence[Pin]) -> list[Pin]:

@@ -19,6 +19,7 @@ import msgspec
 from tiercache import errors
 from tiercache.admin.messages import (
     ErrorAnswer,
+    HandingOver,
     Message,
     Paths,
     PinAnswer,
@@ -39,6 +40,7 @@ from tiercache.errors import AccessDenied, NoDaemon, TiercacheError, Unavailable
 QUICK_SECONDS = 5.0  # what the daemon answers from memory
 STORE_SECONDS = 60.0  # a few requests to the cold store, each with its own deadline
 LISTING_SECONDS = 3600.0  # a refresh or a pin lists everything below its paths: about 1,000 keys a second at worst
+SYNC_SECONDS = 600.0  # what was written to the cache disks is flushed first
 BATCH_COUNT = 100  # paths a request, so that no answer takes longer than its time allows
 
 _CLASSES: dict[str, type[TiercacheError]] = {
@@ -93,6 +95,9 @@ class Client:
 
     def stop(self) -> Stopping:
         return self._ask("POST", "/v1/stop", Stopping, None, STORE_SECONDS)
+
+    def upgrade(self) -> HandingOver:
+        return self._ask("POST", "/v1/upgrade", HandingOver, None, SYNC_SECONDS)
 
     def metrics(self) -> bytes:
         """Prometheus text format."""

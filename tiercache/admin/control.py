@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tiercache.admin.messages import PinAnswer, PinProgress, PinRequest, Pins, Refreshed, Status, Unpinned, Where
+from tiercache.admin.messages import HandingOver, PinAnswer, PinProgress, PinRequest, Pins, Refreshed, Status, Unpinned, Where
 
 
 class Control(Protocol):
@@ -45,4 +45,10 @@ class Control(Protocol):
         """Unmount (not lazily) and let the daemon end soon after this returns.
 
         Raises SetupError, with nothing changed, when the mount is busy.
+        """
+
+    async def hand_over(self) -> HandingOver:
+        """Let this process become the program that is installed now, soon after this returns; the mount stays.
+
+        Raises SetupError, with nothing changed, when the successor cannot be started or nothing can be handed over.
         """

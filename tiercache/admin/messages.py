@@ -81,7 +81,11 @@ class DatasetStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """`notices` are lines that an operator should read, such as 'index was damaged and rebuilt'."""
+    """`notices` are lines that an operator should read, such as 'index was damaged and rebuilt'.
+
+    `supervisor` starts the daemon again when it dies, and has done so `restarts_count` times; None: nobody does. `stall_seconds`
+    is how long readers waited for this daemon when it took over from the one before, None when it mounted freshly or cannot know.
+    """
 
     pid: int
     version: str
@@ -92,6 +96,9 @@ class Status(msgspec.Struct, frozen=True):
     tiers: Tiers
     datasets: list[DatasetStatus]
     notices: list[str] = []
+    supervisor: Literal["keeper", "systemd"] | None = None
+    restarts_count: int = 0
+    stall_seconds: float | None = None
 
 
 class PinStatus(msgspec.Struct, frozen=True):
@@ -229,6 +236,15 @@ class Stopping(msgspec.Struct, frozen=True):
 
     pid: int
     mountpoint: str
+
+
+class HandingOver(msgspec.Struct, frozen=True):
+    """The daemon ends in a moment, its process goes on with the program that is installed now, of version `successor`."""
+
+    pid: int
+    mountpoint: str
+    version: str
+    successor: str
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@
     GET  /v1/pins             Pins
     POST /v1/pins/progress    Paths -> PinProgress
     POST /v1/stop             Stopping
+    POST /v1/upgrade          HandingOver
     GET  /metrics             Prometheus text
 
 An error is an `ErrorAnswer` with the status of its class. Anything else that is raised is a bug: the
@@ -88,6 +89,9 @@ def admin_app(control: Control) -> Starlette:
         await control.stop()
         return _answer(Stopping(present.pid, present.mountpoint))
 
+    async def upgrade(_: Request) -> Response:
+        return _answer(await control.hand_over())
+
     return _application(
         [
             Route("/v1/status", status, methods=["GET"]),
@@ -98,6 +102,7 @@ def admin_app(control: Control) -> Starlette:
             Route("/v1/pins", pins, methods=["GET"]),
             Route("/v1/pins/progress", progress, methods=["POST"]),
             Route("/v1/stop", stop, methods=["POST"]),
+            Route("/v1/upgrade", upgrade, methods=["POST"]),
             _metrics_route(control),
         ]
     )

@@ -62,6 +62,25 @@ def socket_for(mountpoint: str) -> Path:
     return runtime_directory() / f"{instance_name(mountpoint)}.sock"
 
 
+def keeper_socket_for(mountpoint: str) -> Path:
+    """Where the keeper of a mount listens, so that it can be found while no daemon runs."""
+    return runtime_directory() / f"{instance_name(mountpoint)}.keeper"
+
+
+def keeper_pid(mountpoint: str) -> int | None:
+    """The process that keeps this mount; None when there is none (any more)."""
+    return listener_pid(keeper_socket_for(mountpoint).name)
+
+
+def listener_pid(name: str) -> int | None:
+    """The process that listens on the socket `name` of this user or of root. It is not asked anything: it may hang."""
+    for directory in _searched():
+        with suppress(OSError):
+            if not _fault(directory) and (pid := peer_pid(directory / name)) is not None:
+                return pid
+    return None
+
+
 def prepare_runtime_directory() -> Path:
     """Create the runtime directory when it is missing. Raises SetupError when it is not safe to use."""
     directory = runtime_directory()

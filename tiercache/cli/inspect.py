@@ -65,9 +65,17 @@ def show_mount(status: Status) -> dict[str, str]:
     }
 
 
+def _supervision(status: Status) -> str:
+    """Who starts the daemon again, and what came of it."""
+    supervisor = status.supervisor or "nobody starts it again when it dies"
+    restarts = "" if not status.restarts_count else f", restarted {status.restarts_count} time(s)"
+    stall = "" if status.stall_seconds is None else f", readers waited {status.stall_seconds * 1000:.0f} ms at the last takeover"
+    return supervisor + restarts + stall
+
+
 def _show_status(status: Status) -> None:
     output.line(f"{status.mountpoint}: tiercache {status.version}, pid {status.pid}, up {duration(status.uptime_seconds)}")
-    output.facts(show_mount(status))
+    output.facts({**show_mount(status), "supervisor": _supervision(status)})
     output.line()
     hot, *others = _tier_row("hot", status.tiers.hot), _tier_row("warm", status.tiers.warm), _tier_row("cold", status.tiers.cold)
     output.table(

@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from tiercache import __version__
-from tiercache.cli import inspect, mounting, output, pinning, unmounting
+from tiercache.cli import inspect, mounting, output, pinning, unmounting, upgrading
 from tiercache.errors import NoDaemon, TiercacheError, UsageError
 
 FAILED, USAGE, NO_DAEMON, INTERRUPTED = 1, 2, 3, 130
@@ -51,6 +51,7 @@ for command in (
     mounting.mount,
     mounting.serve,
     unmounting.umount,
+    upgrading.upgrade,
     inspect.status,
     inspect.where,
     inspect.refresh,

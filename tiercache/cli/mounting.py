@@ -81,6 +81,7 @@ def mount(
         gid=flags.gid,
         file_mode=flags.file_mode,
         dir_mode=flags.dir_mode,
+        read_path=flags.read_path,
         socket=listening_socket(socket),
     )
     refuse_inside(point, places_of(config))
@@ -136,14 +137,14 @@ def _already(source: str, point: str, socket: str | None) -> Status | None:
 
 
 def _in_background(config: Config, source: str, socket: str | None, as_json: bool) -> int:
-    from tiercache.cli.spawn import log_path, start_daemon
+    from tiercache.cli.spawn import keeper_of, log_path, start_daemon
     from tiercache.cli.target import refuse_inside
     from tiercache.config import encode
 
     point = config.mount.point
     log: Path = log_path(point)
     refuse_inside(point, [("the log", str(log))])
-    outcome = start_daemon(encode(config), log)
+    outcome = start_daemon(encode(config), log, arguments=keeper_of(point))
     if outcome.report.ready is not None:
         _show(Mounted(point, source, False, str(log), outcome.report.ready), as_json)
         return 0

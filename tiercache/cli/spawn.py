@@ -1,7 +1,8 @@
 """Start a daemon that outlives the command, and learn from it whether it is mounted.
 
-`tiercache mount` must be able to say what went wrong, on its own stderr and with its own exit code. So the child is
-not forked off and forgotten: it gets its configuration on fd 0 and reports once on fd 3, one JSON
+The child is the daemon's keeper (`keeper.py`), which passes everything on to the daemon that it starts, and ends as that one does
+if it never comes to a mount. `tiercache mount` must be able to say what went wrong, on its own stderr and with its own exit code.
+So the child is not forked off and forgotten: it gets its configuration on fd 0 and reports once on fd 3, one JSON
 document (`StartReport`); stdout and stderr are its log. A fresh interpreter by posix_spawn, not a
 fork: the daemon starts without the parent's imports, threads and terminal session.
 
@@ -26,14 +27,10 @@ import msgspec
 
 import tiercache
 from tiercache.admin.messages import StartReport, decode
-from tiercache.admin.socket import instance_name
+from tiercache.admin.socket import instance_name, keeper_socket_for, prepare_runtime_directory
 from tiercache.errors import SetupError
 
-DAEMON_ARGUMENTS = (
-    "-P",
-    "-m",
-    "tiercache.daemon",
-)  # of the Python interpreter; -P: no module is taken from the working directory
+KEEPER = "tiercache.keeper"
 REPORT_FD = 3
 READY_SECONDS = (
     120.0  # a large index is validated and every dataset probed before the mount; each step has its own, shorter bound
@@ -71,9 +68,16 @@ def log_path(mountpoint: str) -> Path:
     return path
 
 
-def start_daemon(
-    config: bytes, log: Path, *, arguments: Sequence[str] = DAEMON_ARGUMENTS, ready_seconds: float = READY_SECONDS
-) -> Outcome:
+def keeper_of(mountpoint: str) -> Sequence[str]:
+    """The arguments of a Python interpreter that make it the keeper of a mount. Raises SetupError.
+
+    -P: no module is taken from the working directory.
+    """
+    prepare_runtime_directory()
+    return ("-P", "-m", KEEPER, mountpoint, str(keeper_socket_for(mountpoint)))
+
+
+def start_daemon(config: bytes, log: Path, *, arguments: Sequence[str], ready_seconds: float = READY_SECONDS) -> Outcome:
     """Returns when the daemon is mounted or has ended. Raises SetupError; after an exception (Ctrl-C too) none is left behind."""
     with ExitStack() as stack:
         try:
@@ -98,9 +102,7 @@ def start_daemon(
             raise
     if report is not None:
         return Outcome(report)
-    return Outcome(
-        StartReport(error=f"the daemon {ended} before it was mounted", hint=f"its log is {log}"), _tail(log, log_start)
-    )
+    return Outcome(StartReport(error=f"the daemon {ended} before it was mounted", hint=f"its log is {log}"), tail(log, log_start))
 
 
 def _spawn(config: bytes, arguments: Sequence[str], log_fd: int, report_fd: int) -> int:
@@ -176,15 +178,16 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _end(pid: int) -> None:
-    """SIGTERM lets it unmount; SIGKILL when it does not."""
+    """SIGTERM lets it unmount; SIGKILL, to the keeper and its daemon, when it does not."""
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGTERM)
         if _wait(pid, END_SECONDS) is None:
-            os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
 
-def _tail(log: Path, start: int) -> list[str]:
+def tail(log: Path, start: int) -> list[str]:
+    """The last lines of a log, of those that were written after its byte `start`. Raises OSError."""
     with log.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - 65536))
         return [os.fsdecode(line) for line in file.read().splitlines()[-LAST_LINES_COUNT:]]

@@ -58,5 +58,16 @@ def refuse_inside(point: str, places: Iterable[tuple[str, str]]) -> None:
             raise UsageError(f"{what} {path} lies inside the mount point {point}", hint="choose a place outside it")
 
 
+def chosen_mount_point(mountpoint: str | None, config_file: str | None) -> str | None:
+    """Of a command that takes MOUNTPOINT, or the configuration file of a service; None for neither. Raises UsageError."""
+    if config_file is None:
+        return None if mountpoint is None else mount_point(mountpoint)
+    if mountpoint is not None:
+        raise UsageError("MOUNTPOINT and --config contradict each other", hint="give one of them")
+    from tiercache.config import load
+
+    return mount_point(load(config_file).mount.point)
+
+
 def _fuse_points() -> set[str]:
     return {mount.path for mount in mounts() if mount.is_fuse}

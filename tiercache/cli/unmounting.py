@@ -3,7 +3,7 @@
 The daemon is asked to unmount, because it knows what is being written and because a member of the
 socket's group may stop a daemon without being allowed to unmount. Without a daemon the mount is taken away
 here. A mount in use is left as it is: a lazy unmount would report success while
-processes still read, and the next mount would stand beside the old one.
+processes still read, and the next mount would stand beside the old one. `--force` is for all that this cannot end.
 """
 
 from __future__ import annotations
@@ -41,17 +41,27 @@ class Unmounted(msgspec.Struct, frozen=True):
 
 
 def umount(
-    mountpoint: Annotated[str, typer.Argument(metavar="MOUNTPOINT")],
+    mountpoint: Annotated[str | None, typer.Argument(metavar="MOUNTPOINT")] = None,
+    config_file: Annotated[str | None, typer.Option("--config", metavar="FILE", help="Of the mount point.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Detach a mount that hangs or is in use, and end its daemon. Programs get errors.")
+    ] = False,
     as_json: Json = False,
     socket: Socket = None,
 ) -> None:
     """Unmount and stop the daemon. Not mounted is fine; a stale mount point is repaired."""
     from tiercache.admin.locate import daemon_of_mountpoint
-    from tiercache.cli.target import mount_point
+    from tiercache.cli.forcing import force as end_by_force
+    from tiercache.cli.target import chosen_mount_point
 
-    point = mount_point(mountpoint)
-    address = daemon_of_mountpoint(socket, point)
-    done = None if address is None else _stop(address, point)
+    point = chosen_mount_point(mountpoint, config_file)
+    if point is None:
+        raise UsageError("MOUNTPOINT is missing", hint="give the directory to unmount")
+    if force:
+        done: Unmounted | None = Unmounted(point, end_by_force(point, socket), False)
+    else:
+        address = daemon_of_mountpoint(socket, point)
+        done = None if address is None else _stop(address, point)
     if done is None:
         done = _heal(point)
     if as_json:

@@ -54,8 +54,12 @@ class Pulse:
             self.trouble = f"the last {operation} failed ({error.__name__})"
 
 
-async def build_datasets(config: Config, tally: Tally, nursery: trio.Nursery) -> list[Dataset]:
-    """Raises SetupError, in one line, for the first source that cannot be used."""
+async def build_datasets(config: Config, tally: Tally, nursery: trio.Nursery, *, known: bool = False) -> list[Dataset]:
+    """Raises SetupError, in one line, for the first source that cannot be used.
+
+    `known` sources are not tried out: a predecessor did, readers are waiting, and a store that is down now must not keep
+    hot files from them.
+    """
     stores = [_cold(dataset, config.cold) for dataset in config.datasets]
     failures: list[SetupError] = []
     holds: dict[str, bool] = {}
@@ -68,7 +72,8 @@ async def build_datasets(config: Config, tally: Tally, nursery: trio.Nursery) ->
 
     async with trio.open_nursery() as probing:
         for dataset, store in zip(config.datasets, stores, strict=True):
-            probing.start_soon(probe, dataset.name, store)
+            if not known:
+                probing.start_soon(probe, dataset.name, store)
     if failures:
         for store in stores:
             await store.aclose()
@@ -76,7 +81,8 @@ async def build_datasets(config: Config, tally: Tally, nursery: trio.Nursery) ->
     built = []
     for settings, store in zip(config.datasets, stores, strict=True):
         replica = await _replica(settings, tally, nursery)
-        notice = "" if holds[settings.name] else f"source {settings.cold} held nothing when it was mounted: check the prefix"
+        holds_something = known or holds[settings.name]
+        notice = "" if holds_something else f"source {settings.cold} held nothing when it was mounted: check the prefix"
         if notice:
             log.warning("source_is_empty", dataset=settings.name, source=settings.cold)
         built.append(_dataset(settings, config, store, replica, tally, notice))
