@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercache.core.pin import Admitted, PinSet, Refused, admits, covers, is_live, live
+from tiercache.core.pin import Admitted, PinSet, Refused, admits, covered_bytes, covers, is_live, live, outermost
 from tiercache.core.record import Pin
 
 
@@ -35,6 +35,36 @@ def pin(prefix: str, *, dataset: str = "d", exact: bool = False, expires_seconds
 def test_prefixes_match_at_slashes_only(prefix: str, key: str, expected: bool) -> None:
     assert covers(pin(prefix), "d", key) is expected
     assert PinSet([pin(prefix)]).covers("d", key, 0) is expected
+
+
+def sized(prefix: str, size_bytes: int, *, dataset: str = "d", exact: bool = False) -> Pin:
+    return Pin(dataset, prefix, exact, "root", "test", 0, 0, size_bytes)
+
+
+def test_what_several_pins_cover_counts_once() -> None:
+    inner = [sized("a/b", 5, exact=True), sized("a/c/", 7), sized("a/c/d", 3, exact=True)]
+    beside = [sized("ab", 11), sized("a/", 13, dataset="other"), sized("a", 1, exact=True)]
+    assert covered_bytes([*inner, *beside]) == 5 + 7 + 11 + 13 + 1
+    assert covered_bytes([*inner, sized("a/", 20), *beside]) == 20 + 11 + 13 + 1
+    assert covered_bytes([*inner, sized("", 0), *beside]) == 5 + 7 + 11 + 1 + 13  # one that nobody has measured
+    assert covered_bytes([]) == 0
+
+
+def test_the_same_name_as_a_key_and_as_a_prefix_is_not_covered_by_itself() -> None:
+    file, tree = sized("a", 2, exact=True), sized("a", 9)
+    assert outermost([file, tree]) == [tree]
+    assert covered_bytes([file, tree]) == 9
+    assert outermost([sized("a/", 1), tree, sized("a/b", 1)]) == [tree]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "a/", "a/b", "a/b/", "a/b/c", "b"]), st.booleans()), unique=True))
+def test_outermost_pins_are_those_that_no_other_covers(chosen: list[tuple[str, bool]]) -> None:
+    pins = [sized(prefix, 1, exact=exact) for prefix, exact in chosen]
+
+    def lies_in(inner: Pin, outer: Pin) -> bool:
+        return inner is not outer and not outer.exact and covers(outer, "d", inner.prefix)
+
+    assert outermost(pins) == [inner for inner in pins if not any(lies_in(inner, outer) for outer in pins)]
 
 
 def test_an_exact_pin_covers_one_key() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from tests.engine.engines import CHUNK_BYTES, DATASET, Clock, Mounted, content, engine_on, hot_tier, until
 from tiercache.core.record import Pin
-from tiercache.engine.pinning import key_of
+from tiercache.engine.pinning import AT_ONCE, key_of
 from tiercache.errors import NotFound, Unavailable
 from tiercache.index.memory import MemoryIndex
 from tiercache.tiers.faulty import Fault, Faulty, Script
@@ -101,6 +103,54 @@ async def test_pins_that_are_replaced_are_not_counted_twice(tmp_path: Path, cold
         assert mount.engine.pinning.pinned_bytes() == COUNT * CHUNK_BYTES
 
 
+async def test_overlapping_pins_count_once(tmp_path: Path, cold: MemoryCold) -> None:
+    async with engine_on(tmp_path, cold, capacity_bytes=8 * CHUNK_BYTES) as mount:
+        pinning = mount.engine.pinning
+        await hold(mount, pin("train/1", exact=True))
+        await hold(mount, pin("train/"))
+        assert pinning.pinned_bytes() == COUNT * CHUNK_BYTES
+        await hold(mount, pin("train/2", exact=True))
+        assert pinning.pinned_bytes() == pinning.pinned_bytes(DATASET) == COUNT * CHUNK_BYTES
+        assert pinning.pinned_bytes("another") == 0
+        await pinning.remove([key_of(pin("train/"))])
+        assert pinning.pinned_bytes() == 2 * CHUNK_BYTES
+
+
+async def test_files_count_as_the_blocks_that_they_take(tmp_path: Path, cold: MemoryCold) -> None:
+    for number in range(100):
+        cold.put(f"small/{number:03}", b"x")
+    async with engine_on(tmp_path, cold) as mount:
+        block_bytes = mount.engine.room.ledgers[0].block_bytes
+        assert block_bytes > 1
+        held = await hold(mount, pin("small/"))
+        assert held.bytes_at_admission == 100 * block_bytes
+        await fetched(mount, held)
+        await mount.settled()
+        progress = mount.engine.pinning.progress(key_of(held))
+        assert (progress.wanted_bytes, progress.hot_bytes) == (100 * block_bytes, 100 * block_bytes)
+        assert mount.engine.room.ledgers[0].used_bytes >= progress.hot_bytes
+
+
+async def test_a_few_objects_are_fetched_at_a_time_in_the_order_of_the_listing(tmp_path: Path, cold: MemoryCold) -> None:
+    gates = [cold.hold("read", f"train/{number}") for number in range(COUNT)]
+    async with engine_on(tmp_path, cold) as mount:
+        held = await hold(mount, pin("train"))
+        for gate in gates[:AT_ONCE]:
+            await gate.reached.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not any(gate.reached.is_set() for gate in gates[AT_ONCE:])
+        progress = mount.engine.pinning.progress(key_of(held))
+        assert (progress.objects_count, progress.hot_objects_count, progress.done) == (COUNT, 0, False)
+        gates[2].release()
+        await gates[AT_ONCE].reached.wait()
+        assert (progress.hot_objects_count, progress.hot_bytes) == (1, CHUNK_BYTES)
+        assert not gates[AT_ONCE + 1].reached.is_set()
+        for gate in gates:
+            gate.release()
+        await fetched(mount, held)
+        assert (progress.hot_objects_count, progress.failed_count) == (COUNT, 0)
+
+
 async def test_a_pin_of_nothing_is_an_error(tmp_path: Path, cold: MemoryCold) -> None:
     async with engine_on(tmp_path, cold) as mount:
         with pytest.raises(NotFound):
@@ -143,7 +193,7 @@ async def test_unpin_stops_the_fetch(tmp_path: Path, cold: MemoryCold) -> None:
         await mount.engine.pinning.remove([key_of(held)])
         gate.release()
         await mount.settled()
-        assert mount.engine.index.hot_count() == 2
+        assert mount.engine.index.hot_count() == AT_ONCE
         with pytest.raises(NotFound):
             mount.engine.pinning.progress(key_of(held))
 

@@ -27,7 +27,7 @@ from tiercache.admin.messages import (
     Unpinned,
     Where,
 )
-from tiercache.core.pin import covers
+from tiercache.core.pin import outermost
 from tiercache.core.record import Entry, Inode, Kind, Pin
 from tiercache.engine.dataset import Dataset
 from tiercache.engine.engine import Engine
@@ -176,7 +176,7 @@ class Answers:
             reads=by_tier("tiercache_reads_total"),
             read_bytes=by_tier("tiercache_read_bytes_total"),
             unreachable_count=int(samples.get(("tiercache_unreachable_keys", (name,)), 0)),
-            pinned_bytes=sum(pin.bytes_at_admission for pin in self._engine.pinning.pins() if pin.dataset == name),
+            pinned_bytes=self._engine.pinning.pinned_bytes(name),
         )
 
     async def where(self, path: str) -> Where:
@@ -217,9 +217,8 @@ class Answers:
             metrics.hot_used_bytes.labels(path).set(ledger.used_bytes)
             metrics.hot_capacity_bytes.labels(path).set(ledger.capacity_bytes)
         metrics.hot_objects.set(self._engine.index.hot_count())
-        pins = self._engine.pinning.pins()
-        metrics.pins.set(len(pins))
-        metrics.pinned_bytes.set(sum(pin.bytes_at_admission for pin in pins))
+        metrics.pins.set(len(self._engine.pinning.pins()))
+        metrics.pinned_bytes.set(self._engine.pinning.pinned_bytes())
         return render(metrics)
 
     # -- pins
@@ -236,7 +235,7 @@ class Answers:
         expires = now + max(1, int(request.ttl_seconds)) if request.ttl_seconds is not None else 0
         keys = dict.fromkeys([await self._pin_key(path) for path in request.paths])
         wanted = [Pin(dataset, prefix, exact, request.owner, request.reason, now, expires, 0) for dataset, prefix, exact in keys]
-        admission, sized = await self._engine.pinning.admit(_outermost(wanted), self._engine.facts.hot_bytes)
+        admission, sized = await self._engine.pinning.admit(outermost(wanted), self._engine.facts.hot_bytes)
         admitted = not admission.refusal
         if admitted and not request.dry_run:
             await self._engine.pinning.add(sized)
@@ -317,8 +316,3 @@ class Answers:
     async def hand_over(self) -> HandingOver:
         successor = await self._mounted.hand_over()
         return HandingOver(os.getpid(), self._mounted.mountpoint, __version__, successor)
-
-
-def _outermost(pins: Sequence[Pin]) -> list[Pin]:
-    """Without those that another one of them covers, whose bytes would be counted twice."""
-    return [pin for pin in pins if not any(other is not pin and covers(other, pin.dataset, pin.prefix) for other in pins)]

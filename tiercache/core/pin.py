@@ -5,14 +5,15 @@ covers `train/a` and `train/a/0001.jpg`, never `train/ab`; `train/a/` covers wha
 `train/a`; the empty prefix covers the dataset.
 
 A pin is a promise to keep bytes, so it is admitted only if they fit: all pinned bytes together leave
-RESERVE_RATIO of the hot tier to everybody else. Without that reserve a node whose pins fill the disk
+RESERVE_RATIO of the hot tier to everybody else. Sizes are whole file system blocks, and what several pins
+cover counts once (`covered_bytes`). Without that reserve a node whose pins fill the disk
 would stream every other read from the cold store for ever, and nothing would say why. Bytes that are already
 hot count in full: they can no longer be evicted either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -67,13 +68,50 @@ def admits(
 ) -> Admitted | Refused:
     """Whether a new pin of `wanted_bytes` in all fits beside the `pinned_bytes` of others.
 
-    `already_hot_bytes` of the wanted are in the hot tier. What two pins both cover is to be counted once, by the caller.
+    `already_hot_bytes` of the wanted are in the hot tier. What two pins both cover is to be counted once: see `covered_bytes`.
     """
     limit_bytes = capacity_bytes - int(capacity_bytes * reserve_ratio)
     total_bytes = pinned_bytes + wanted_bytes
     if total_bytes > limit_bytes:
         return Refused(wanted_bytes, pinned_bytes, limit_bytes, total_bytes - limit_bytes)
     return Admitted(max(0, wanted_bytes - already_hot_bytes), total_bytes, limit_bytes)
+
+
+def outermost(pins: Sequence[Pin]) -> list[Pin]:
+    """Without those that another one of them covers whole."""
+    prefixes = _by_prefix(pins)
+    return [pin for pin in pins if _enclosing(pin, prefixes) is None]
+
+
+def covered_bytes(pins: Sequence[Pin]) -> int:
+    """What the pins hold together, by their sizes at admission. Pins are nested or have nothing in common.
+
+    A pin of no known size (of the configuration) counts as much as those within it.
+    """
+    prefixes = _by_prefix(pins)
+    within: dict[tuple[str, str], int] = {}
+    total_bytes = 0
+    for pin in sorted(pins, key=lambda pin: (len(pin.prefix), pin.exact), reverse=True):  # the inner ones first
+        size_bytes = pin.bytes_at_admission
+        if not pin.exact:
+            size_bytes = max(size_bytes, within.get((pin.dataset, pin.prefix), 0))
+        outer = _enclosing(pin, prefixes)
+        if outer is None:
+            total_bytes += size_bytes
+        else:
+            place = (outer.dataset, outer.prefix)
+            within[place] = within.get(place, 0) + size_bytes
+    return total_bytes
+
+
+def _by_prefix(pins: Iterable[Pin]) -> dict[tuple[str, str], Pin]:
+    return {(pin.dataset, pin.prefix): pin for pin in pins if not pin.exact}
+
+
+def _enclosing(pin: Pin, prefixes: Mapping[tuple[str, str], Pin]) -> Pin | None:
+    """The innermost of the prefix pins that covers all that `pin` does, other than itself."""
+    found = (prefixes.get((pin.dataset, prefix)) for prefix in _prefixes_of(pin.prefix))
+    return next((outer for outer in found if outer is not None and (pin.exact or outer.prefix != pin.prefix)), None)
 
 
 class PinSet:

@@ -103,6 +103,7 @@ class Engine:
             self.promotion,
             [dataset.name for dataset in datasets],
             self._capacity_bytes,
+            max(ledger.block_bytes for ledger in ledgers),
             clock,
         )
         self.census = Census(index, [dataset.name for dataset in datasets], len(ledgers))

@@ -2,9 +2,9 @@
 
 A pin is durable before the command returns: it is committed with sync, then obeyed. Admission counts first
 (the cold store's listing, so the numbers are those of now) and refuses what cannot fit, with the numbers.
-Everything pinned is fetched in the background, one object after another, through the same single flight as readers. A pin
-of a prefix covers what appears below it later: the eviction rule goes by the key, and each start and each
-`REVISIT_SECONDS` fetches what is new.
+Sizes are whole file system blocks, which is what files take. Everything pinned is fetched in the background, one pin
+after another and `AT_ONCE` objects at a time, through the same single flight as readers. A pin of a prefix covers what
+appears below it later: the eviction rule goes by the key, and each start and each `REVISIT_SECONDS` fetches what is new.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from tiercache.core.pin import PinSet, Refused, admits, live
+from tiercache.core.pin import PinSet, Refused, admits, covered_bytes, live
 from tiercache.core.record import Entry, Pin
+from tiercache.core.watermark import blocks
 from tiercache.engine.namespace import Namespace
 from tiercache.engine.promotion import Promotion
 from tiercache.errors import NotFound, TiercacheError
@@ -25,6 +26,9 @@ from tiercache.index.index import DropPin, Index, PutPin
 log = structlog.get_logger()
 
 REVISIT_SECONDS = 600.0
+AT_ONCE = 4
+"""Objects of one pin: hides the time to the first byte of small ones, and leaves the tier's slots to readers."""
+
 PinKey = tuple[str, str, bool]
 
 
@@ -66,6 +70,7 @@ class Pinning:
         promotion: Promotion,
         datasets: Collection[str],
         capacity_bytes: Callable[[], int],
+        block_bytes: int,
         clock: Callable[[], float],
     ) -> None:
         self._nursery = nursery
@@ -74,6 +79,7 @@ class Pinning:
         self._promotion = promotion
         self._datasets = datasets
         self._capacity_bytes = capacity_bytes
+        self._block_bytes = block_bytes
         self._clock = clock
         self._set = PinSet(live(index.pins(), clock()))
         self._progress: dict[PinKey, Progress] = {}
@@ -90,8 +96,12 @@ class Pinning:
     def pins(self) -> list[Pin]:
         return list(live(self._index.pins(), self._clock()))
 
-    def pinned_bytes(self) -> int:
-        return sum(pin.bytes_at_admission for pin in self.pins())
+    def pinned_bytes(self, dataset: str | None = None) -> int:
+        """Of all datasets, or of one."""
+        return covered_bytes([pin for pin in self.pins() if dataset in (None, pin.dataset)])
+
+    def _taken_bytes(self, entry: Entry) -> int:
+        return blocks(entry.size_bytes, self._block_bytes)
 
     def progress(self, key: PinKey) -> Progress:
         """Raises NotFound for what is not pinned."""
@@ -114,16 +124,18 @@ class Pinning:
             pin_bytes = 0
             while entries := await walk.page():
                 objects_count += len(entries)
-                pin_bytes += sum(entry.size_bytes for entry in entries)
-                hot_bytes += sum(is_hot(entry) for entry in entries)
+                pin_bytes += sum(self._taken_bytes(entry) for entry in entries)
+                hot_bytes += sum(blocks(is_hot(entry), self._block_bytes) for entry in entries)
             sized.append(_sized(pin, pin_bytes))
         if not objects_count:
             names = ", ".join(f"{pin.dataset}/{pin.prefix}" for pin in wanted)
             raise NotFound(f"nothing to pin at {names}", hint="`ls` the path under the mount")
         wanted_bytes = sum(pin.bytes_at_admission for pin in sized)
         replaced = {key_of(pin) for pin in sized}
-        pinned_bytes = sum(pin.bytes_at_admission for pin in self.pins() if key_of(pin) not in replaced)
-        verdict = admits(wanted_bytes, hot_bytes, pinned_bytes, self._capacity_bytes())
+        others = [pin for pin in self.pins() if key_of(pin) not in replaced]
+        pinned_bytes = covered_bytes(others)
+        more_bytes = covered_bytes([*others, *sized]) - pinned_bytes
+        verdict = admits(more_bytes, min(hot_bytes, more_bytes), pinned_bytes, self._capacity_bytes())
         refusal = _refusal(verdict) if isinstance(verdict, Refused) else ""
         return Admission(objects_count, wanted_bytes, hot_bytes, pinned_bytes, verdict.limit_bytes, refusal), sized
 
@@ -166,19 +178,34 @@ class Pinning:
             progress.done = True
 
     async def _fetch_all(self, pin: Pin, progress: Progress) -> None:
+        """Begin with the objects in the order of the listing; an error of the listing is raised when those begun have ended."""
         walk = await self._namespace.walk(pin.dataset, pin.prefix, exact=pin.exact)
-        while entries := await walk.page():
-            progress.objects_count += len(entries)
-            progress.wanted_bytes += sum(entry.size_bytes for entry in entries)
-            for entry in entries:
-                try:
-                    await self._promotion.fetch(entry.ref)
-                except TiercacheError as error:
-                    progress.failed_count += 1
-                    progress.last_error = error.line
-                else:
-                    progress.hot_objects_count += 1
-                    progress.hot_bytes += entry.size_bytes
+        places = trio.Semaphore(AT_ONCE)
+        failure: TiercacheError | None = None
+        async with trio.open_nursery() as nursery:
+            try:
+                while entries := await walk.page():
+                    progress.objects_count += len(entries)
+                    progress.wanted_bytes += sum(self._taken_bytes(entry) for entry in entries)
+                    for entry in entries:
+                        await places.acquire()
+                        nursery.start_soon(self._fetch_one, entry, progress, places)
+            except TiercacheError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    async def _fetch_one(self, entry: Entry, progress: Progress, places: trio.Semaphore) -> None:
+        try:
+            await self._promotion.fetch(entry.ref)
+        except TiercacheError as error:
+            progress.failed_count += 1
+            progress.last_error = error.line
+        else:
+            progress.hot_objects_count += 1
+            progress.hot_bytes += self._taken_bytes(entry)
+        finally:
+            places.release()
 
     async def run(self) -> None:
         """Fetch everything pinned at the start and look for new objects now and then; drop pins that have expired."""
