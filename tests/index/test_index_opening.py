@@ -76,6 +76,62 @@ async def test_the_clean_mark_holds_for_one_start_only(tmp_path: Path) -> None:
     await index.aclose(clean=False)
 
 
+def _exchanged(data: Path, how: str, older: bytes) -> None:
+    """Another index file where the clean one was, size and mtime as they were wherever that can be had."""
+    before = data.stat()
+    match how:
+        case "older copy":
+            data.write_bytes(older)
+        case "older copy, same mtime":
+            data.write_bytes(older.ljust(before.st_size, b"\0"))
+            os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+        case "same bytes in another file":
+            shutil.copy2(data, data.with_suffix(".new"))
+            data.with_suffix(".new").rename(data)
+        case _:
+            os.utime(data)
+
+
+@pytest.mark.parametrize("how", ["older copy", "older copy, same mtime", "same bytes in another file", "touched"])
+async def test_a_file_that_the_clean_mark_does_not_vouch_for_costs_the_trust_in_the_same_boot(tmp_path: Path, how: str) -> None:
+    directory = tmp_path / "index"
+    await populate(directory, clean=True)
+    older = (directory / DATA_NAME).read_bytes()
+    index = await opened(directory)
+    await index.commit(samples.filled(1000))
+    await index.aclose(clean=True)
+    _exchanged(directory / DATA_NAME, how, older)
+    index = await opened(directory)
+    health = index.health
+    assert (health.unclean, health.rebuilt) == (True, "")
+    assert all(
+        chunk.epoch < health.trusted_epoch for _, chunks in samples.everything(index).values() for chunk in chunks.values()
+    )
+    await index.aclose(clean=True)
+    again = await opened(directory)
+    assert (again.health.unclean, again.health.trusted_epoch) == (False, health.trusted_epoch)
+    await again.aclose(clean=True)
+
+
+async def test_the_distrust_of_an_exchanged_file_survives_a_crash_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "index"
+    await populate(directory, clean=True)
+    os.utime(directory / DATA_NAME)
+
+    def crash(*_: object, **__: object) -> None:
+        raise OSError("the process ends here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "_open_sound", crash)
+        with pytest.raises(HotSick):
+            await opened(directory)
+    index = await opened(directory)
+    assert index.health.trusted_epoch == 2
+    await index.aclose(clean=True)
+
+
 async def test_a_new_index_is_private_and_clean(tmp_path: Path) -> None:
     index = await opened(tmp_path / "deep" / "index")
     assert (index.health.unclean, index.health.rebuilt, index.hot_count()) == (False, "", 0)

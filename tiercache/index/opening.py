@@ -6,7 +6,9 @@
 
 Trust. Bytes of hot files are not flushed one by one, so they are believed as long as the kernel that took them is the
 same (boot id), or a clean stop flushed them (clean mark). Otherwise the epoch grows and every chunk is verified before it is
-served. A rebuilt index starts at epoch 1 with its recovered chunks at epoch 0: verified as well.
+served; so it does, in whichever boot, when a clean mark is there that vouches for another file: somebody has put an older
+copy in its place, and what it says of the hot files was true at another time. A rebuilt index starts at epoch 1 with its
+recovered chunks at epoch 0: verified as well.
 """
 
 from __future__ import annotations
@@ -60,20 +62,25 @@ async def open_in_any_state(directory: Path, boot_id: str, exists: Exists, map_b
     data = directory / DATA_NAME
     try:
         mark = await in_thread(_prepare, directory)
-        fault = ""
+        fault, is_exchanged = "", False
         if not data.exists():
             if mark is None and not (directory / LOG_NAME).exists():
                 return await in_thread(_open_fresh, directory, boot_id, map_bytes)
             fault = "the index file is missing"
         elif mark is None or not mark.describes(data):
-            mark = None
+            mark, is_exchanged = None, mark is not None
             fault = await judge(directory)
-        await in_thread(remove_mark, directory)
+        if not is_exchanged:  # else it stays until the new epoch is on the disk
+            await in_thread(remove_mark, directory)
         if not fault:
             try:
-                return await in_thread(_open_sound, directory, boot_id, map_bytes, mark)
+                opened = await in_thread(partial(_open_sound, directory, boot_id, map_bytes, mark, is_exchanged=is_exchanged))
             except IndexDamaged as damage:
                 fault = str(damage)
+            else:
+                await in_thread(remove_mark, directory)
+                return opened
+        await in_thread(remove_mark, directory)
         await in_thread(_set_aside, directory)
         return await in_thread(_rebuild, directory, boot_id, exists, map_bytes, fault)
     except OSError as error:
@@ -120,12 +127,12 @@ def _open_fresh(directory: Path, boot_id: str, map_bytes: int) -> Opened:
     return Opened(environment, Published(meta, {}), Health(FIRST_EPOCH, FIRST_EPOCH, unclean=False))
 
 
-def _open_sound(directory: Path, boot_id: str, map_bytes: int, mark: CleanMark | None) -> Opened:
+def _open_sound(directory: Path, boot_id: str, map_bytes: int, mark: CleanMark | None, *, is_exchanged: bool) -> Opened:
     environment = Environment(directory, max(map_bytes, _read_ahead(directory / DATA_NAME)))
     try:
         if mark is not None and mark.transaction != environment.last_transaction():
             raise IndexDamaged("the index is not the one that was closed", hint=RESTART)
-        meta, pins = environment.write(lambda view: _begin_boot(view, boot_id, clean=mark is not None))
+        meta, pins = environment.write(lambda view: _begin_boot(view, boot_id, clean=mark is not None, is_exchanged=is_exchanged))
         environment.sync()
     except BaseException:
         environment.close()
@@ -140,14 +147,14 @@ def _read_ahead(data: Path) -> int:
         return os.fstat(file.fileno()).st_size
 
 
-def _begin_boot(view: View, boot_id: str, *, clean: bool) -> tuple[Meta, dict[bytes, Pin]]:
+def _begin_boot(view: View, boot_id: str, *, clean: bool, is_exchanged: bool) -> tuple[Meta, dict[bytes, Pin]]:
     meta = view.get(META, META_KEY)
     if meta is None:
         raise IndexDamaged("the record about the whole is missing", hint=RESTART)
     if meta.format_version != FORMAT_VERSION:
         raise IndexDamaged(f"format {meta.format_version} is not {FORMAT_VERSION}: another version wrote it", hint=RESTART)
     epoch, trusted_epoch = meta.epoch, meta.trusted_epoch
-    if not clean and boot_id != meta.boot_id:
+    if is_exchanged or (not clean and boot_id != meta.boot_id):
         epoch = trusted_epoch = meta.epoch + 1
     meta = msgspec.structs.replace(meta, boot_id=boot_id, epoch=epoch, trusted_epoch=trusted_epoch)
     view.put(META, META_KEY, meta)
