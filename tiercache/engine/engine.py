@@ -87,32 +87,20 @@ class Engine:
             protected=self._protected,
             publication=publication,
         )
+        source_of = sources.__getitem__
         self.filler = Filler(
-            nursery,
-            self.holdings,
-            sources.__getitem__,
-            streamed=tally.streamed,
-            filled=tally.filled,
-            failed=tally.fill_failed,
+            nursery, self.holdings, source_of, streamed=tally.streamed, filled=tally.filled, failed=tally.fill_failed
         )
         self.promotion = Promotion(self.holdings, self.filler)
-        self.pinning = Pinning(
-            nursery,
-            index,
-            self.namespace,
-            self.promotion,
-            [dataset.name for dataset in datasets],
-            self._capacity_bytes,
-            max(ledger.block_bytes for ledger in ledgers),
-            clock,
-        )
-        self.census = Census(index, [dataset.name for dataset in datasets], len(ledgers))
+        names = [dataset.name for dataset in datasets]
+        self.pinning = Pinning(nursery, index, self.namespace, self.promotion, names, self.room, clock)
+        self.census = Census(index, names, len(ledgers))
         self.reader = Reader(
             nursery,
             self.namespace,
             self.holdings,
             self.filler,
-            sources.__getitem__,
+            source_of,
             tally,
             clock=clock,
             promote=self._promote,
@@ -137,6 +125,3 @@ class Engine:
 
     def _promote(self, ref: ObjectRef) -> None:
         self.promotion.wish(ref)
-
-    def _capacity_bytes(self) -> int:
-        return self.room.capacity_bytes

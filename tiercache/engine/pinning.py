@@ -20,6 +20,7 @@ from tiercache.core.record import Entry, Pin
 from tiercache.core.watermark import blocks
 from tiercache.engine.namespace import Namespace
 from tiercache.engine.promotion import Promotion
+from tiercache.engine.room import Room
 from tiercache.errors import NotFound, TiercacheError
 from tiercache.index.index import DropPin, Index, PutPin
 
@@ -69,8 +70,7 @@ class Pinning:
         namespace: Namespace,
         promotion: Promotion,
         datasets: Collection[str],
-        capacity_bytes: Callable[[], int],
-        block_bytes: int,
+        room: Room,
         clock: Callable[[], float],
     ) -> None:
         self._nursery = nursery
@@ -78,8 +78,8 @@ class Pinning:
         self._namespace = namespace
         self._promotion = promotion
         self._datasets = datasets
-        self._capacity_bytes = capacity_bytes
-        self._block_bytes = block_bytes
+        self._room = room
+        self._block_bytes = max(ledger.block_bytes for ledger in room.ledgers)
         self._clock = clock
         self._set = PinSet(live(index.pins(), clock()))
         self._progress: dict[PinKey, Progress] = {}
@@ -135,7 +135,7 @@ class Pinning:
         others = [pin for pin in self.pins() if key_of(pin) not in replaced]
         pinned_bytes = covered_bytes(others)
         more_bytes = covered_bytes([*others, *sized]) - pinned_bytes
-        verdict = admits(more_bytes, min(hot_bytes, more_bytes), pinned_bytes, self._capacity_bytes())
+        verdict = admits(more_bytes, min(hot_bytes, more_bytes), pinned_bytes, self._room.capacity_bytes)
         refusal = _refusal(verdict) if isinstance(verdict, Refused) else ""
         return Admission(objects_count, wanted_bytes, hot_bytes, pinned_bytes, verdict.limit_bytes, refusal), sized
 
