@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -327,6 +329,45 @@ def test_it_is_small(run: Run) -> None:
     resident_kib = int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
     assert resident_kib < 14_000
     assert os.readlink(f"/proc/{run.process.pid}/cwd") == "/"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="mounts: needs root and /dev/fuse")
+def test_a_mount_that_nobody_will_serve_is_ended(run: Run) -> None:
+    """Its connection is kept, so whoever asks it something waits until then."""
+    run.point.mkdir()
+    run.start(
+        """
+import ctypes
+fuse = os.open("/dev/fuse", os.O_RDWR)
+if number == 1:
+    options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
+    assert ctypes.CDLL(None).mount(b"test", POINT, b"fuse.tiercache", 0, options) == 0
+    device = os.popen(f"grep ' {os.fsdecode(POINT)} ' /proc/self/mountinfo").read().split()[2].split(":")[1]
+    tell(f"FDSTORE=1\\nFDNAME=tiercache-fuse.{device}\\nFDPOLL=0", fuse)
+    tell("READY=1")
+    sys.stdin.close(); os.pread(fuse, 200000, 0)
+die()
+""".replace("POINT", repr(os.fsencode(run.point))),
+        0.01,
+        3,
+        60,
+    )
+    failures: list[int | None] = []
+
+    def ask() -> None:
+        try:
+            os.statvfs(run.point)
+        except OSError as error:
+            failures.append(error.errno)
+
+    wait_until(lambda: visible_at(str(run.point)) is not None)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert run.code() == 1
+    asking.join(SECONDS)
+    assert failures in ([], [errno.ENOTCONN], [errno.ECONNABORTED])  # none: it asked when all was over
+    assert visible_at(str(run.point)) is None
+    assert f"event=mount_abandoned mountpoint={run.point} complaint=none" in run.log.read_text()
 
 
 def test_a_mount_of_another_kind_is_left_alone(run: Run) -> None:

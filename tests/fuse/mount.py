@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 
 from tests.servers.process import wait_until
+from tiercache.admin.socket import keeper_socket_for
 from tiercache.cli.spawn import log_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -96,7 +97,8 @@ def kill_with_keeper(pid: int) -> None:
     leader = os.getpgid(pid)
     if leader != pid and b"tiercache.keeper" in Path(f"/proc/{leader}/cmdline").read_bytes():
         os.killpg(leader, signal.SIGKILL)
-    os.kill(pid, signal.SIGKILL)
+    else:
+        os.kill(pid, signal.SIGKILL)
 
 
 def detach(point: Path) -> None:
@@ -244,6 +246,7 @@ class Mount:
         if self.pid:
             self._await_end()
         detach(self.point)
+        keeper_socket_for(str(self.point)).unlink(missing_ok=True)
         theirs = log_path(str(self.point))
         if theirs.exists():
             shutil.move(theirs, self.log)

@@ -39,6 +39,7 @@ def force(point: str, socket: str | None) -> bool:
                 raise Unavailable(
                     f"{point}: detached, but its processes ({pids}) do not end", hint="look at dmesg: a disk may hang"
                 )
+        _sweep(point)
         return was_mounted
 
 
@@ -112,6 +113,15 @@ def _detach(point: str) -> bool:
     if complaint is not None and visible_at(point) == mount:
         raise TiercacheError(f"{point} cannot be detached: {complaint}", hint=f"have root run: umount -l {point}")
     return True
+
+
+def _sweep(point: str) -> None:
+    """The socket files that a killed process could not remove."""
+    from tiercache.admin.socket import Answer, answer_of, keeper_socket_for, socket_for
+
+    for path in (keeper_socket_for(point), socket_for(point)):
+        if answer_of(path) is Answer.DEAD:
+            path.unlink(missing_ok=True)
 
 
 def _ended(processes: list[Process], seconds: float) -> bool:

@@ -60,8 +60,11 @@ def umount(
     if force:
         done: Unmounted | None = Unmounted(point, end_by_force(point, socket), False)
     else:
-        address = daemon_of_mountpoint(socket, point)
-        done = None if address is None else _stop(address, point)
+        try:
+            address = daemon_of_mountpoint(socket, point)
+            done = None if address is None else _stop(address, point)
+        except Unavailable as error:
+            raise Unavailable(str(error), hint=f"look at its log, or run: tiercache umount --force {point}") from error
     if done is None:
         done = _heal(point)
     if as_json:
