@@ -640,6 +640,7 @@ static void *run(void *data)
 {
     struct worker *w = data;
     struct pool *pool = w->pool;
+    pthread_setname_np(pthread_self(), "s3-get");
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         order *o = dequeue(pool);
@@ -958,11 +959,12 @@ static PyObject *pool_post(PoolObject *self, PyObject *const *given, Py_ssize_t 
         pool->queued_count++;
         pool->unfinished_count++;
         Py_INCREF(o); /* the pool's, until it is handed out as done */
-        pthread_cond_signal(&pool->work);
     }
     pthread_mutex_unlock(&pool->lock);
-    if (!is_closed)
+    if (!is_closed) {
+        pthread_cond_signal(&pool->work); /* without the lock, which the woken thread wants at once */
         return (PyObject *)o;
+    }
     PyErr_SetString(PyExc_RuntimeError, "the pool is closed");
 failed:
     Py_DECREF(o);
