@@ -9,11 +9,13 @@ own clean-up. So files are only emptied, which gives their blocks back, and dele
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.crowd import ROOT
 from tests.fuse.mount import Mount, Ran, run
 from tiercache.cli.options import MountFlags
 
@@ -42,8 +44,15 @@ def may_mount_as_user() -> str:
     """Why the benchmark cannot have another user mount; '' when it can."""
     if os.geteuid() != 0:
         return "only root can run readers as another user (for an ordinary user the first table is that of one)"
-    mode = FUSE_DEVICE.stat().st_mode
-    return "" if mode & 0o006 == 0o006 else f"{FUSE_DEVICE} is not open to users: chmod 666 {FUSE_DEVICE}"
+    if FUSE_DEVICE.stat().st_mode & 0o006 != 0o006:
+        return f"{FUSE_DEVICE} is not open to users: chmod 666 {FUSE_DEVICE}"
+    try:
+        subprocess.run(
+            [sys.executable, "-c", "import bench.mounts"], cwd=ROOT, check=True, user=NOBODY, group=NOBODY, extra_groups=[]
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return f"other users may not run {sys.executable} on {ROOT}: use an interpreter and a place that they may read"
+    return ""
 
 
 class KeptMount(Mount):

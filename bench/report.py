@@ -47,8 +47,8 @@ def line(name: str, row: Row, result: Result) -> str:
 def spread(values: Sequence[float]) -> str:
     """The median and its 90 % interval."""
     found = interval(values)
-    ends = f"[{_number(found[0])}-{_number(found[1])}]" if found else "[?]"
-    return f"{_number(statistics.median(values))} {ends}"
+    ends = f"[{number(found[0])}-{number(found[1])}]" if found else "[?]"
+    return f"{number(statistics.median(values))} {ends}"
 
 
 def _verdict(target: Target, result: Result) -> str:
@@ -70,10 +70,13 @@ def left_out(name: str, row: Row, reason: str) -> str:
 
 
 def _figures(values: Summary) -> str:
-    return f"{_number(values.median)} ({_number(values.least)}-{_number(values.most)})"
+    return f"{number(values.median)} ({number(values.least)}-{number(values.most)})"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Three digits or so: 0.0123, 1.23, 123, 12345, 123k."""
+    if abs(value) >= 100_000:
+        return f"{value / 1000:.0f}k"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
