@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -113,6 +112,29 @@ class _Timed:
             self.first_bytes = count
 
 
+class _Reported:
+    """One operation, from the begin of a block to its end."""
+
+    __slots__ = ("_clock", "_name", "_observe", "_operation", "_started", "_transferred")
+
+    def __init__(
+        self, name: str, operation: str, transferred: Callable[[], int], observe: Observe, clock: Callable[[], float]
+    ) -> None:
+        self._name = name
+        self._operation = operation
+        self._transferred = transferred
+        self._observe = observe
+        self._clock = clock
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = self._clock()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        error = kind if kind is not None and issubclass(kind, TiercacheError | trio.Cancelled) else None
+        self._observe(self._name, self._operation, self._clock() - self._started, self._transferred(), error)
+
+
 class MeasuredTier:
     """A `Tier` whose reads are reported to `observe` and estimated."""
 
@@ -138,18 +160,9 @@ class MeasuredTier:
     async def aclose(self) -> None:
         await self._tier.aclose()
 
-    @contextmanager
-    def reported(self, operation: str, transferred: Callable[[], int]) -> Iterator[None]:
-        """Report the block as one operation, whichever way it ends."""
-        started = self._clock()
-        error: type[BaseException] | None = None
-        try:
-            yield
-        except (TiercacheError, trio.Cancelled) as raised:
-            error = type(raised)
-            raise
-        finally:
-            self._observe(self.name, operation, self._clock() - started, transferred(), error)
+    def reported(self, operation: str, transferred: Callable[[], int]) -> _Reported:
+        """For a `with`: report the block as one operation, whichever way it ends."""
+        return _Reported(self.name, operation, transferred, self._observe, self._clock)
 
 
 class Measured:

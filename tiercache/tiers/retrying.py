@@ -48,7 +48,7 @@ class _Patience:
         self._last_byte = clock()
         self._last_extension = self._last_byte
         self._token = trio.lowlevel.current_trio_token()
-        self._scope = trio.CancelScope()
+        self._scope: trio.CancelScope | None = None
 
     @property
     def waited_seconds(self) -> float:
@@ -56,8 +56,8 @@ class _Patience:
 
     def attempt(self) -> trio.CancelScope:
         """The scope of the next attempt: it ends when patience does."""
-        self._scope = trio.CancelScope(deadline=trio.current_time() + self._limit_seconds - self.waited_seconds)
-        return self._scope
+        self._scope = scope = trio.CancelScope(deadline=trio.current_time() + self._limit_seconds - self.waited_seconds)
+        return scope
 
     def byte_came(self) -> None:
         """Called from whichever thread feeds the sink."""
@@ -67,6 +67,7 @@ class _Patience:
             self._token.run_sync_soon(self._extend)
 
     def _extend(self) -> None:
+        assert self._scope is not None
         self._scope.deadline = trio.current_time() + self._limit_seconds - self.waited_seconds
 
 
