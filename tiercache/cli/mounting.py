@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -103,9 +104,25 @@ def serve(
     from tiercache.cli.target import listening_socket, mount_point, places_of, refuse_inside
     from tiercache.config import load
 
-    config = load(config_file, socket=listening_socket(socket))
-    refuse_inside(mount_point(config.mount.point), places_of(config))
+    try:
+        config = load(config_file, socket=listening_socket(socket))
+        refuse_inside(mount_point(config.mount.point), places_of(config))
+    except TiercacheError:
+        _end_what_was_kept()
+        raise
     return _in_foreground(config, ", ".join(dataset.cold for dataset in config.datasets), as_json)
+
+
+def _end_what_was_kept() -> None:
+    """No next start can take the mount of the daemon before us over: its readers must not wait."""
+    if "LISTEN_FDS" not in os.environ:
+        return
+    from tiercache.fuse.takeover import end_connection
+    from tiercache.supervision import found
+
+    kept = found().kept
+    if kept is not None:
+        end_connection(kept.number)
 
 
 def _already(source: str, point: str, socket: str | None) -> Status | None:
