@@ -94,6 +94,7 @@ class Answers:
     # -- looking
 
     def status(self) -> Status:
+        self._engine.reader.harvest()
         samples = self._tally.samples()
         return Status(
             pid=os.getpid(),

@@ -31,6 +31,7 @@ class MountFlags(msgspec.Struct, frozen=True):
     gid: int | None = None
     file_mode: str | None = None
     dir_mode: str | None = None
+    read_path: str | None = None
 
 
 def parse_mount_options(texts: list[str]) -> MountFlags:
@@ -46,12 +47,14 @@ def parse_mount_options(texts: list[str]) -> MountFlags:
             flags = msgspec.structs.replace(flags, **{name: _identity(option, value)})
         elif name in ("file_mode", "dir_mode") and equals:
             flags = msgspec.structs.replace(flags, **{name: _mode(option, value)})
+        elif name == "read_path" and equals:
+            flags = msgspec.structs.replace(flags, read_path=value)
         elif option == "rw":
             raise UsageError("-o rw: the mount is always read-only", hint="leave it out, or write -o ro")
         else:
             raise UsageError(
                 f"-o {option}: unknown mount option",
-                hint="known: allow_other, ro, uid=ID, gid=ID, file_mode=OCTAL, dir_mode=OCTAL",
+                hint="known: allow_other, ro, uid=ID, gid=ID, file_mode=OCTAL, dir_mode=OCTAL, read_path=auto|plain|python",
             )
     return flags
 

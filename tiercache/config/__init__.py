@@ -99,6 +99,7 @@ def from_mount(
     gid: int | None = None,
     file_mode: str | None = None,
     dir_mode: str | None = None,
+    read_path: str | None = None,
     socket: str | None = None,
 ) -> Config:
     """The configuration of `tiercache mount`: one dataset, shown at the root. Relative paths are the caller's.
@@ -117,7 +118,14 @@ def from_mount(
         "requester_pays": requester_pays,
         "immutable": immutable,
     }
-    modes = {"allow_other": allow_other, "uid": uid, "gid": gid, "file_mode": file_mode, "dir_mode": dir_mode}
+    modes = {
+        "allow_other": allow_other,
+        "uid": uid,
+        "gid": gid,
+        "file_mode": file_mode,
+        "dir_mode": dir_mode,
+        "read_path": read_path,
+    }
     document = {
         "mount": {"point": point, **_given(modes)},
         "hot": _given({"paths": [_absolute(path) for path in hot] or None, "capacity": hot_size}),
@@ -197,6 +205,7 @@ _OPTIONS = {
     "mount.gid": "-o gid",
     "mount.file_mode": "-o file_mode",
     "mount.dir_mode": "-o dir_mode",
+    "mount.read_path": "-o read_path",
     "admin.socket": "--socket",
     "hot.paths": "--hot",
     "hot.capacity": "--hot-size",
