@@ -11,6 +11,7 @@ import click
 import pytest
 import typer.main
 
+from tiercache.admin import connections
 from tiercache.cli import main as cli
 from tiercache.config import load
 from tiercache.config.settings import (
@@ -231,6 +232,12 @@ def test_semantics_state_the_numbers_of_the_code(sentence: str, holds: bool) -> 
 def test_architecture_states_the_numbers_of_the_code(sentence: str, holds: bool) -> None:
     assert sentence in flat("docs/architecture.md")
     assert holds
+
+
+def test_operations_state_the_limits_of_connections() -> None:
+    sentence = "take 64 connections each, of one user at most 32 on the socket. One that says nothing for ten seconds"
+    assert sentence in flat("docs/operations.md")
+    assert (connections.MAX_CONNECTIONS, connections.MAX_PER_USER, connections.WAIT_SECONDS) == (64, 32, 10)
 
 
 def test_readme_states_the_limits_of_the_default_cache() -> None:
