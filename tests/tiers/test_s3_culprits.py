@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +129,36 @@ async def test_a_metadata_service_that_hangs_is_named(monkeypatch: pytest.Monkey
             with pytest.raises(SetupError, match="instance metadata service did not answer"):
                 await tier.probe()
     assert server.asked == []
+
+
+class Expiring:
+    """Credentials whose refresh waits until it is let go."""
+
+    method = "custom-process"
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.refreshes_count = 0
+
+    def refresh_needed(self, _seconds: int) -> bool:
+        return True
+
+    def get_frozen_credentials(self) -> str:
+        self.refreshes_count += 1
+        self.may_end.wait()
+        return "fresh"
+
+
+async def test_a_refresh_that_hangs_is_named_and_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "CREDENTIALS_SECONDS", 0.05)
+    asked, credentials = chain.Chain(_session), Expiring()
+    for _ in range(3):
+        with pytest.raises(Unavailable, match=r"^the credential_process in ~/\.aws/config gave no credentials within"):
+            await trio.to_thread.run_sync(asked.frozen, credentials)
+    assert credentials.refreshes_count == 1
+    credentials.may_end.set()
+    monkeypatch.setattr(chain, "CREDENTIALS_SECONDS", 30.0)
+    assert await trio.to_thread.run_sync(asked.frozen, credentials) == "fresh"
+    assert credentials.refreshes_count == 1
+    assert await trio.to_thread.run_sync(asked.frozen, credentials) == "fresh"
+    assert credentials.refreshes_count == 2
