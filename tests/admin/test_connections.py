@@ -70,8 +70,7 @@ def test_who_says_nothing_for_long_is_left(address: Path, said: bytes, monkeypat
 
 
 def test_a_request_in_work_is_neither_ended_nor_given_way_to(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(connections, "WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(connections, "WAIT_SECONDS", 2.0)
     control = Slow()
     answers = []
 
@@ -82,12 +81,15 @@ def test_a_request_in_work_is_neither_ended_nor_given_way_to(address: Path, monk
     with serving(control, address):
         asking = threading.Thread(target=ask)
         asking.start()
-        assert control.asked.wait(10)
-        for _ in range(20):  # longer than a client may be silent
-            with opened(address, 1, b"") as [refused]:
-                assert _is_closed(refused)
+        assert control.asked.wait(20)
+        monkeypatch.setattr(connections, "WAIT_SECONDS", 0.1)
+        with opened(address, 1, b"") as [idle]:
+            assert _is_closed(idle), "what waits is ended, in the same round that leaves the request alone"
+        monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
+        with opened(address, 1, b"") as [refused]:
+            assert _is_closed(refused)
         control.go_on.set()
-        asking.join(10)
+        asking.join(20)
     assert answers == ["fake/a"]
 
 

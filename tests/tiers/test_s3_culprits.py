@@ -84,7 +84,7 @@ GOOD = b'{"Version": 1, "AccessKeyId": "A", "SecretAccessKey": "s", "SessionToke
 async def test_a_credential_process_that_hangs_is_named_and_waited_for_by_all(
     hanging_issuer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain, "CREDENTIALS_SECONDS", 0.3)
+    monkeypatch.setattr(chain, "CREDENTIALS_SECONDS", 2.0)
     with running_scripted(lambda _: reply(404)) as server:
         async with open_s3(server.endpoint_url) as tier:
             with pytest.raises(
@@ -104,10 +104,33 @@ async def _refused(head: object) -> None:
         await head("k")
 
 
-async def test_a_slow_credential_process_serves_whoever_asks_later(hanging_issuer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "CREDENTIALS_SECONDS", 0.3)
+async def test_a_slow_credential_process_is_asked_once_and_serves_whoever_asks_later(
+    hanging_issuer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain, "CREDENTIALS_SECONDS", 30.0)
     asked = chain.Chain(_session)
-    with pytest.raises(Unavailable, match="credential_process"):
+    found = []
+
+    async def find() -> None:
+        found.append(await trio.to_thread.run_sync(asked.find))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(find)
+        with trio.fail_after(20):
+            writing = await trio.to_thread.run_sync(os.open, hanging_issuer, os.O_WRONLY)  # waits until the process reads
+        monkeypatch.setattr(chain, "CREDENTIALS_SECONDS", 0.05)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="credential_process"):
+                await trio.to_thread.run_sync(asked.find)
+        os.write(writing, GOOD)
+        os.close(writing)
+    assert asked.frozen(found[0]).access_key == "A"
+
+
+async def test_an_outcome_that_came_when_all_had_gone_is_not_lost(hanging_issuer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "CREDENTIALS_SECONDS", 0.05)
+    asked = chain.Chain(_session)
+    with pytest.raises(Unavailable):
         await trio.to_thread.run_sync(asked.find)
     await trio.to_thread.run_sync(hanging_issuer.write_bytes, GOOD)
     monkeypatch.setattr(chain, "CREDENTIALS_SECONDS", 30.0)
