@@ -40,7 +40,7 @@ from tiercache.fuse.mountpoint import check_fuse, is_mounted, unmount
 from tiercache.fuse.native import Path, native
 from tiercache.fuse.operations import Operations, Owner
 from tiercache.fuse.session import Session
-from tiercache.fuse.takeover import connect, end_connection, place_for
+from tiercache.fuse.takeover import connect, end_connection, keepsake, place_for
 from tiercache.logs import configure
 from tiercache.metrics.definitions import Metrics
 from tiercache.metrics.tally import Tally
@@ -230,7 +230,7 @@ class Daemon:
             answers = Answers(engine, self._tally, mounted, single=self._config.single)
             serve = partial(serve_admin, socket_path=socket, http=self._config.admin.http, group=self._config.admin.group)
             await nursery.start(serve, answers)
-            self._kept = await trio.to_thread.run_sync(connect, session, self._point, self._supervision.kept)
+            await trio.to_thread.run_sync(connect, session, self._supervision.kept)
             await engine.reader.adopt()
             nursery.start_soon(self._hot.index.watch)
             async with trio.open_nursery() as serving:
@@ -253,9 +253,10 @@ class Daemon:
 
     async def _begin(self, engine: Engine, session: Session) -> None:
         """What needs a mount; then the background work."""
+        await trio.to_thread.run_sync(os.statvfs, self._point)
+        self._kept = keepsake(session, self._point)
         if self._kept is not None:
             keep(self._kept)
-        await trio.to_thread.run_sync(os.statvfs, self._point)
         self._path = await trio.to_thread.run_sync(session.choose_path)
         stopped_at_seconds = self._supervision.stopped_at_seconds
         if stopped_at_seconds is not None:
@@ -278,6 +279,7 @@ class Daemon:
             whole_file_bytes=config.policy.whole_file_bytes,
             read_ahead_bytes=config.policy.read_ahead_bytes,
             negative_ttl_seconds=config.mount.negative_ttl_seconds,
+            scrub_bytes=config.hot.scrub_rate_bytes,
         )
         hot = self._hot
         return Engine(

@@ -228,3 +228,18 @@ def test_force_leaves_mounts_of_others_alone(mounting: Mounting, source: Path) -
     ran = mount.tiercache("umount", "--force", "/proc")
     assert ran.code == 1
     assert "not of tiercache" in ran.err
+
+
+def test_what_cannot_be_handed_over_is_mounted_anew_within_five_seconds(mounting: Mounting, source: Path) -> None:
+    """Where every request goes through Python: nobody holds the connection, so nobody waits."""
+    mount = mounting(f"file://{source}", options=["-o", "read_path=python"])
+    pid, descriptor = mount.pid, os.open(mount.root / "large", os.O_RDONLY)
+    os.kill(pid, signal.SIGKILL)
+    status = another(mount, pid)
+    with pytest.raises(OSError, match=r"not connected|connection abort"):
+        os.fsync(descriptor)
+    with pytest.raises(OSError, match=r"not connected|connection abort"):
+        os.close(descriptor)
+    assert (status["supervisor"], status["restarts_count"]) == ("keeper", 1)
+    assert status["stall_seconds"] < 5
+    assert (mount.root / "large").read_bytes() == (source / "large").read_bytes()

@@ -99,7 +99,13 @@ class Native:
 
     @property
     def connection(self) -> Connection | None:
-        return Connection(*self._kernel.connection()) if self._is_mounted else None
+        """None where nothing can be handed over. To be asked for when the kernel has been answered its first request."""
+        if not self._is_mounted:
+            return None
+        _, agreed = self._kernel.flags()
+        if not agreed & self._kernel.HAS_RESEND:  # whoever waits for an answer when we die would wait for ever
+            return None
+        return Connection(*self._kernel.connection())
 
     def mounted(self) -> None:
         """pyfuse3 has mounted: does the extension serve?"""

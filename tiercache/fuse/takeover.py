@@ -5,11 +5,13 @@ Nobody answers on such a mount, so it is told by the number of its connection (s
 
 from __future__ import annotations
 
+import os
+
 import structlog
 
 from tiercache.detaching import abandon
 from tiercache.errors import SetupError
-from tiercache.fuse.mountpoint import prepare_mount_point
+from tiercache.fuse.mountpoint import FUSE_DEVICE, prepare_mount_point
 from tiercache.fuse.session import Connection, Session
 from tiercache.mountinfo import Mount, mounts, visible_at
 from tiercache.supervision import Kept, drop
@@ -28,10 +30,14 @@ def place_for(path: str, kept: Kept | None) -> str | None:
     return mount.path
 
 
-def connect(session: Session, point: str, kept: Kept | None) -> Kept | None:
-    """Take over what was kept, or mount; what is to be kept from now on. Blocks. Raises SetupError, with nothing mounted."""
+def connect(session: Session, kept: Kept | None) -> None:
+    """Take over what was kept, or mount. Blocks. Raises SetupError, with nothing mounted."""
     if kept is None or not _taken_over(session, kept):
         session.mount()
+
+
+def keepsake(session: Session, point: str) -> Kept | None:
+    """What is to be kept of a session that has answered its first request; None when a successor could not use it."""
     connection, mount = session.connection, visible_at(point)
     if connection is None or mount is None:
         return None
@@ -46,8 +52,21 @@ def _taken_over(session: Session, kept: Kept) -> bool:
         log.warning("connection_refused", error=error.line)
         drop(kept.number)
         end_connection(kept.number)
+        _let_go(kept.fuse_fd)
         return False
     return True
+
+
+def _let_go(fuse_fd: int) -> None:
+    """The last holder's closing ends a connection that could not be aborted. The session may own the number and close it."""
+    try:
+        is_ours = os.fstat(fuse_fd).st_rdev == os.stat(FUSE_DEVICE).st_rdev
+    except OSError:
+        return
+    if is_ours:
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(nothing, fuse_fd, inheritable=False)
+        os.close(nothing)
 
 
 def end_connection(number: int) -> None:
