@@ -1,4 +1,4 @@
-"""What a GET costs the client: boto3, http.client and urllib3 with botocore's signer, and tiercache's own path.
+"""What a GET costs the client: boto3, http.client and urllib3 with botocore's signer, and both of tiercache's own ways.
 
     python -m bench.get_cost [--rounds 3] [--large-mib 512] [--small-count 2000]
 
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import local
-from typing import Any
+from typing import Any, Literal
 
 import boto3
 import botocore.config
@@ -31,6 +31,7 @@ from botocore.credentials import Credentials
 from tests.servers.s3 import S3Account
 from tests.servers.weed import running_weed
 from tiercache.core.record import ObjectRef, object_id
+from tiercache.tiers.cold import s3
 from tiercache.tiers.cold.endpoint import Endpoint
 from tiercache.tiers.cold.s3 import S3Cold
 from tiercache.tiers.tier import MemorySink
@@ -117,11 +118,18 @@ class _Drain:
     def advance(self, count: int) -> None:
         self.received_bytes += count
 
+    def place(self, length: int) -> memoryview:
+        return self._memory[:length]
 
-def tiercache_path(server: S3Account) -> Run:
+    def landed(self, count: int, digest: int | None = None) -> None:
+        self.received_bytes += count
+
+
+def tiercache_path(server: S3Account, fetching: Literal["native", "python"]) -> Run:
     endpoint = Endpoint(server.endpoint_url)
 
     def run(jobs: list[Job], threads: int) -> None:
+        s3.FETCHING = fetching
         trio.run(_read_all, endpoint, list(jobs), threads)
 
     return run
@@ -185,7 +193,8 @@ def main() -> None:
             "boto3": boto3_client(server),
             "http.client": standard_library(server),
             "urllib3": urllib3_pool(server),
-            "tiercache": tiercache_path(server),
+            "tiercache": tiercache_path(server, "python"),
+            "tiercache C": tiercache_path(server, "native"),
         }
         figures: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for _ in range(chosen.rounds):

@@ -47,7 +47,7 @@ enum {
     BUFFER_BYTES = 1 << 20,         /* what a thread gathers before it writes; also the most that can be held back */
     FIRST_PIECE_BYTES = 128 << 10,  /* the first reader waits for no more than it asked for; then each piece is twice as large */
     LANDING_MS = 5,                 /* of a slow answer what has come lands so often, the first bytes at once */
-    RECEIVE_BYTES = 64 << 10,       /* libcurl's own buffer */
+    RECEIVE_BYTES = 128 << 10,       /* libcurl's own buffer */
     STACK_BYTES = 512 << 10,
     CREATE_ATTEMPTS = 4,     /* open; its directory is missing, open; a leftover is in the way, open; once more for a race */
     EXIT_WAIT_SECONDS = 2,   /* at the end of the process, for threads to leave OpenSSL before its own exit function runs */
