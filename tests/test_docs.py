@@ -192,7 +192,7 @@ def test_messages_in_troubleshooting_are_said_by_the_code() -> None:
 def test_log_events_exist(page: Path) -> None:
     sources = "".join(path.read_text() for path in SOURCES)
     for event in re.findall(r"event=(\w+)", page.read_text()):
-        assert re.search(rf'log\.\w+\(\s*"{event}"', sources), event
+        assert re.search(rf'log\.\w+\(\s*"{event}"|_log\("\w+", "{event}"', sources), event
 
 
 @pytest.mark.parametrize(
