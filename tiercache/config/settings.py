@@ -67,6 +67,7 @@ class HotSettings(_Table, frozen=True, kw_only=True):
     high_watermark_ratio: Ratio = 0.95
     low_watermark_ratio: Ratio = 0.90
     chunk_bytes: Bytes = msgspec.field(default=8 * MIB, name="chunk_size")
+    scrub_rate_bytes: Bytes = 32_000_000  # a second; 3.5 TB in 30 hours
 
     @property
     def capacity_each_bytes(self) -> int | None:

@@ -25,6 +25,7 @@ from tiercache.engine.promotion import Promotion
 from tiercache.engine.publication import NothingPublished, Publication
 from tiercache.engine.reader import Reader
 from tiercache.engine.room import Room
+from tiercache.engine.scrubbing import Scrub
 from tiercache.engine.source import Source
 from tiercache.engine.upkeep import Upkeep
 from tiercache.index.index import Index
@@ -41,6 +42,7 @@ class Limits:
     whole_file_bytes: int
     read_ahead_bytes: int
     negative_ttl_seconds: float
+    scrub_bytes: int = 0
 
 
 class Engine:
@@ -77,16 +79,8 @@ class Engine:
             outdated=publication.withdraw,
         )
         self.room = Room(ledgers, rng or random.Random(), tally.evicted)
-        self.holdings = Holdings(
-            nursery,
-            index,
-            files,
-            self.room,
-            chunk_bytes=limits.chunk_bytes,
-            clock=clock,
-            protected=self._protected,
-            publication=publication,
-        )
+        chunk_bytes = limits.chunk_bytes
+        self.holdings = Holdings(nursery, index, files, self.room, publication, chunk_bytes, clock, self._protected)
         source_of = sources.__getitem__
         self.filler = Filler(
             nursery, self.holdings, source_of, streamed=tally.streamed, filled=tally.filled, failed=tally.fill_failed
@@ -108,6 +102,7 @@ class Engine:
             read_ahead_bytes=limits.read_ahead_bytes,
             publication=publication,
         )
+        self.scrub = Scrub(index, files, self.holdings, tally, limits.scrub_bytes, rng or random.Random(), self._promote)
         self.upkeep = Upkeep(index, files, self.holdings, late=tally.late, harvest=self.reader.harvest, sweep=sweep)
 
     def start(self) -> None:
@@ -116,6 +111,7 @@ class Engine:
         self.nursery.start_soon(self.pinning.run)
         self.nursery.start_soon(self.upkeep.run)
         self.nursery.start_soon(self.census.run)
+        self.nursery.start_soon(self.scrub.run)
 
     def _protected(self, record: HotRecord) -> bool:
         """Pinned, and not an old version of what is pinned."""

@@ -61,11 +61,10 @@ class Holdings:
         index: Index,
         files: HotTier,
         room: Room,
-        *,
+        publication: Publication,
         chunk_bytes: int,
         clock: Callable[[], float],
         protected: Callable[[HotRecord], bool],
-        publication: Publication,
     ) -> None:
         self._nursery = nursery
         self._index = index
@@ -190,12 +189,8 @@ class Holdings:
     def held(self, object_id: ObjectId) -> Held | None:
         return self._held.get(object_id)
 
-    def touch(self, held: Held) -> None:
-        """Note an access for eviction."""
-        if held.file is not None:
-            self.touched(held.ref.object_id, int(self._clock()), 1)
-
-    def touched(self, object_id: ObjectId, seconds: int, count: int) -> None:
+    def touch(self, object_id: ObjectId, seconds: int, count: int) -> None:
+        """Note accesses for eviction; `seconds` is when the last one was."""
         self._index.submit([Touch(object_id, seconds, count)])
 
     def _submit(self, held: Held, change: Change) -> None:

@@ -131,7 +131,8 @@ class Reader:
         except BaseException:
             self._holdings.release(held)
             raise
-        self._holdings.touch(held)
+        if held.file is not None:
+            self._holdings.touch(held.ref.object_id, int(self._clock()), 1)
         self._observer.opened(entry.dataset, is_hit)
         self._publish(entry, held)
         if self._publication.hand_over(entry):
@@ -269,7 +270,7 @@ class Reader:
         """Note what was opened natively: for eviction, and for the counters."""
         for use in self._publication.harvest():
             if use.open_count:
-                self._holdings.touched(use.object_id, use.used_seconds, use.open_count)
+                self._holdings.touch(use.object_id, use.used_seconds, use.open_count)
             self._observer.opened_natively(use.dataset, use.open_count, use.open_count * use.size_bytes, use.bytes_read)
         for inode in list(self._strangers):
             file = self._opened.get(inode)

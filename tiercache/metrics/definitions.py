@@ -101,6 +101,7 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("hot_capacity_bytes", _G, "bytes", "Space that the hot tier may use", ("directory",)),
     Definition("hot_objects", _G, "", "Objects with bytes in the hot tier"),
     Definition("verify_failures", _C, "", "Chunks in the hot tier whose bytes did not match their checksum"),
+    Definition("scrubbed_bytes", _C, "bytes", "Bytes of the hot tier hashed in the background"),
     Definition("pins", _G, "", "Pins in force"),
     Definition("pinned_bytes", _G, "bytes", "Size of all pinned objects"),
     # the tiers below
@@ -147,6 +148,7 @@ class Metrics:
         self.hot_capacity_bytes = self._gauge("hot_capacity_bytes")
         self.hot_objects = self._gauge("hot_objects")
         self.verify_failures = self._counter("verify_failures")
+        self.scrubbed_bytes = self._counter("scrubbed_bytes")
         self.pins = self._gauge("pins")
         self.pinned_bytes = self._gauge("pinned_bytes")
 

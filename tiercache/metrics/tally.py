@@ -51,6 +51,9 @@ class Tally:
     def read_ahead(self, count: int) -> None:
         self.metrics.read_ahead_bytes.inc(count)
 
+    def scrubbed(self, count: int) -> None:
+        self.metrics.scrubbed_bytes.inc(count)
+
     def verify_failed(self, ref: ObjectRef) -> None:
         self.metrics.verify_failures.inc()
 

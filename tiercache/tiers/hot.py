@@ -42,6 +42,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import stat
 import threading
@@ -191,6 +192,17 @@ class HotTier:
             raise NotHeld(f"{path} has {found.st_size} bytes instead of {size_bytes}")
         return file
 
+    def hash_on_disk(self, object_id: ObjectId, size_bytes: int, directory: int, offset: int, length: int) -> int:
+        """xxh3-64 of these bytes as the disk gives them, past the page cache where that can be. Raises NotHeld, HotTierError."""
+        file = self.open(object_id, size_bytes, directory)
+        try:
+            fd = os.open(f"/proc/self/fd/{file.fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError:
+            return hash_range(file, offset, length)  # a file system without direct reads
+        direct = HotFile(fd, object_id, size_bytes, directory, file.path)
+        with mmap.mmap(-1, PIECE_BYTES) as memory:  # pages: aligned as direct reads want it
+            return _hash(direct, offset, length, memoryview(memory))
+
     def unlink(self, object_id: ObjectId, directory: int) -> None:
         """Remove the file (a missing one is fine); its blocks are free when the last descriptor goes. Raises HotSick."""
         home, name = self.directories[directory], _name(object_id)
@@ -332,18 +344,24 @@ def read_resident(file: HotFile, offset: int, length: int) -> bytes | None:
 
 def hash_range(file: HotFile, offset: int, length: int) -> int:
     """xxh3-64 of these bytes of the file; blocks, without the GIL. Raises HotSick, also when the file ends before them."""
+    return _hash(file, offset, length, memoryview(bytearray(min(PIECE_BYTES, max(length, 1)))))
+
+
+def _hash(file: HotFile, offset: int, length: int, memory: memoryview) -> int:
+    """Reads whole pieces of `memory`, also beyond what is hashed: direct reads know blocks only."""
     hasher = xxhash.xxh3_64()
-    memory = memoryview(bytearray(min(PIECE_BYTES, max(length, 1))))
     done = 0
-    while done < length:
-        try:
-            got_bytes = os.preadv(file.fd, (memory[: length - done],), offset + done)
-        except OSError as error:
-            raise refusal(error, "read", file.path) from error
-        if got_bytes == 0:
-            raise _shortened(file, offset + done)
-        hasher.update(memory[:got_bytes])
-        done += got_bytes
+    with memory:
+        while done < length:
+            try:
+                got_bytes = os.preadv(file.fd, (memory,), offset + done)
+            except OSError as error:
+                raise refusal(error, "read", file.path) from error
+            if got_bytes == 0:
+                raise _shortened(file, offset + done)
+            with memory[: min(got_bytes, length - done)] as piece:
+                hasher.update(piece)
+            done += got_bytes
     return hasher.intdigest()
 
 
