@@ -1,6 +1,6 @@
 """Reading a bucket through tiercache, JuiceFS, rclone and s3fs, all in one run on one SeaweedFS server.
 
-    python -m bench.peers [--rounds N] [--quick] [--contestant NAME]... [--directory DIR]
+    python -m bench.peers [--rounds N] [--minutes N] [--quick] [--contestant NAME]... [--directory DIR]
 
 Peers that are not there are left out; it says how to get them. In each round every contestant gets new mounts with an empty
 cache; the order changes from round to round. A row is BEHIND when the 90 % interval of its ratio to a peer lies wholly on the
@@ -29,7 +29,7 @@ from bench.report import number
 from tests.servers.weed import running_weed
 
 DEFAULT_DIRECTORY = Path("/var/tmp")
-DEFAULT_ROUNDS = 5
+DEFAULT_ROUNDS, DEFAULT_MINUTES = 5, 45
 
 Rounds = dict[str, list[Figures]]
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     try:
         with directory_below(chosen.directory) as directory:
-            rounds = _measure(directory, chosen)
+            rounds = _measure(directory, chosen, began + chosen.minutes * 60)
     except Broken as error:
         print(f"BROKEN: {error}", file=sys.stderr)
         return 1
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _measure(directory: Path, chosen: argparse.Namespace) -> Rounds:
+def _measure(directory: Path, chosen: argparse.Namespace, end_seconds: float) -> Rounds:
     sizes = QUICK if chosen.quick else FULL
     contestants = [contestant for contestant in ALL if not chosen.contestant or contestant.name in chosen.contestant]
     for name, fact in machine.facts(directory).items():
@@ -75,6 +75,9 @@ def _measure(directory: Path, chosen: argparse.Namespace) -> Rounds:
         for contestant in contestants:
             contestant.prepare(lab, directory)
         for number in range(chosen.rounds):
+            if number and time.monotonic() > end_seconds:
+                print(f"time is up (--minutes): {number} rounds instead of {chosen.rounds}")
+                break
             first = number % len(contestants)
             for contestant in (*contestants[first:], *contestants[:first]):
                 print(f"round {number + 1} of {chosen.rounds}: {contestant.name}", file=sys.stderr, flush=True)
@@ -132,6 +135,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     names = [contestant.name for contestant in ALL]
     parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, metavar="N", help=f"default {DEFAULT_ROUNDS}")
+    parser.add_argument("--minutes", type=float, default=DEFAULT_MINUTES, metavar="N",
+                        help=f"after which no round begins, but the first (default {DEFAULT_MINUTES})")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it works; the figures say little")
     parser.add_argument("--contestant", action="append", choices=names, metavar="NAME",
                         help=f"only this one (may be repeated): {', '.join(names)}")  # fmt: skip
