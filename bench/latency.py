@@ -6,8 +6,8 @@ both meet the same load of disk and cores. The figure of a take is its p99; the 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.cold import SEED
@@ -51,25 +51,41 @@ def _idle(lab: Lab, pairs: int) -> Result:
     return checked(lab, lambda: _alternated(lab, lab.hot, pairs))
 
 
-@contextlib.contextmanager
-def _filling(lab: Lab, mount: Mount) -> Iterator[None]:
-    """Files are fetched meanwhile, one after the other: the hot directory has room for half of them, so that none stays."""
-    before = lab.cold_reads(mount)
-    with lab.loaded([Churn([str(mount.root / name) for name in lab.fill_load()])]):
-        yield
-    if lab.cold_reads(mount) == before:
-        raise Broken("nothing was fetched where a load was wanted")
+BACKGROUND = {
+    "fetched": "tiercache_fill_bytes_total",
+    "evicted": "tiercache_evicted_bytes_total",
+    "scrubbed": "tiercache_scrubbed_bytes_total",
+}
+
+
+def _background_bytes(mount: Mount) -> dict[str, float]:
+    """What the daemon has done so far besides answering, over all labels."""
+    samples = mount.metrics()
+    return {
+        word: sum(value for sample, value in samples.items() if sample.partition("{")[0] == name)
+        for word, name in BACKGROUND.items()
+    }
 
 
 def _loaded(lab: Lab, pairs: int) -> Result:
-    """On a mount of its own with the large file pinned. Demotion and scrub join the load here when there are any."""
+    """On a mount of its own with the large file pinned and room for half of the load, so that it is fetched again and again.
+
+    Scrub goes on by itself. Demotion joins the load here when there is any.
+    """
     with lab.mounted(hot_bytes=lab.sizes.big_bytes + lab.sizes.load_total_bytes // 2 + SPARE_BYTES) as mount:
         lab.run([Sequential(str(mount.root / "big"), lab.sizes.big_bytes)])
         pinned = mount.tiercache("pin", mount.root / "big", "--wait")
         if pinned.code:
             raise Broken(f"cannot pin: {pinned.err}")
-        with _filling(lab, mount):
+        load = Churn([str(mount.root / name) for name in lab.fill_load()])
+        before, began = _background_bytes(mount), time.monotonic()
+        with lab.loaded([load]):
             result = _alternated(lab, mount, pairs)
+        seconds = time.monotonic() - began
+        rates = {word: (total - before[word]) / seconds / 1e6 for word, total in _background_bytes(mount).items()}
+        if not rates["fetched"]:
+            raise Broken("nothing was fetched where a load was wanted")
+        result.remarks.append("meanwhile, MB/s: " + ", ".join(f"{word} {rate:.0f}" for word, rate in rates.items()))
         lab.verify(mount.root, ["big"])
         return result
 
