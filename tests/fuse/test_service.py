@@ -24,6 +24,14 @@ def notified(path: Path) -> Iterator[socket.socket]:
         yield channel
 
 
+def told_until(channel: socket.socket, state: bytes) -> list[bytes]:
+    """What the supervisor hears, up to and with `state`; descriptors are left to the kernel to close."""
+    heard = [channel.recv(4096)]
+    while state not in heard[-1].split(b"\n"):
+        heard.append(channel.recv(4096))
+    return heard
+
+
 def stop(mount: Mount) -> int:
     """SIGTERM; the exit code."""
     os.kill(mount.pid, signal.SIGTERM)
@@ -36,10 +44,14 @@ def test_readiness_is_told_when_it_can_be_read_and_sigterm_ends_it_cleanly(
     bucket.put("file", b"content")
     with notified(tmp_path / "n") as channel:
         mount = mounting(bucket, settings={}, extra={"NOTIFY_SOCKET": str(tmp_path / "n")})
-        assert b"READY=1" in channel.recv(4096)
+        told = told_until(channel, b"READY=1")
+        number = os.stat(mount.point).st_dev & 0xFFFFF
+        names = [line for text in told for line in text.split(b"\n") if line.startswith(b"FDNAME=")]
+        assert names in ([], [b"FDNAME=tiercache-%s.%d" % (kind, number) for kind in (b"fuse", b"table")])
         assert (mount.root / "file").read_bytes() == b"content"
         assert stop(mount) == 0
-        assert b"STOPPING=1" in channel.recv(4096)
+        told = told_until(channel, b"STOPPING=1")
+        assert told == [b"STOPPING=1"]
     assert not is_mounted(mount.point)
     assert not mount.socket.exists()
     assert "Traceback" not in mount.log_text()
