@@ -99,6 +99,7 @@ class Keeper:
         for channel in (self._notices, self._signals):
             self._poll.register(channel, select.POLLIN)
         self._listening: socket.socket | None = None
+        self._socket_identity = (0, 0)
 
     # -- the life of a mount
 
@@ -167,7 +168,8 @@ class Keeper:
         _close(list(self._kept.values()))
         if self._listening is not None:
             with suppress(FileNotFoundError):
-                os.unlink(self._socket_path)
+                if _identity(self._socket_path) == self._socket_identity:  # not that of the next keeper
+                    os.unlink(self._socket_path)
             self._listening.close()
 
     # -- starting
@@ -254,12 +256,18 @@ class Keeper:
                 os.unlink(self._socket_path)
             listening.bind(self._socket_path)
             listening.listen()
+            self._socket_identity = _identity(self._socket_path)
         except OSError as error:
             listening.close()
             _log("warning", "keeper_not_listening", socket=self._socket_path, error=str(error))
             return
         self._listening = listening
         self._poll.register(listening, select.POLLIN)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
 
 
 def _notify_socket() -> socket.socket:
