@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuse.bucket import Bucket
-from tests.fuse.mount import Ran, environment, is_running
+from tests.fuse.mount import Ran, environment, is_running, kill_with_keeper
 from tests.fuse.room import NOBODY, Room, for_users, room
 from tests.servers.process import wait_until
 from tests.servers.weed import Weed
@@ -70,7 +70,7 @@ def user(weed: Weed, tmp_path: Path) -> Iterator[User]:
             finally:
                 if somebody.pid:
                     with suppress(ProcessLookupError):
-                        os.kill(somebody.pid, signal.SIGKILL)
+                        kill_with_keeper(somebody.pid)
                     wait_until(lambda: not is_running(somebody.pid), "the end of the daemon")
     finally:
         shutil.rmtree(home)
@@ -123,12 +123,39 @@ def test_what_a_user_mounted_is_closed_to_others(user: User, bucket: Bucket) -> 
 def test_a_users_stale_mount_is_healed(user: User, bucket: Bucket) -> None:
     bucket.put("file", b"content")
     assert user.mount(bucket).code == 0
-    os.kill(user.pid, signal.SIGKILL)
+    kill_with_keeper(user.pid)
     wait_until(lambda: not is_running(user.pid), "the end of the daemon")
     ran = user.mount(bucket)
     assert ran.code == 0, ran.err
     assert user.run("cat", user.point / "file").out == "content"
     assert user.tiercache("umount", user.point).code == 0
+
+
+def test_a_users_daemon_is_followed_by_another_and_ended_by_force(user: User, bucket: Bucket) -> None:
+    """Without CAP_SYS_ADMIN, and with no right to abort a connection where /sys/fs/fuse is not mounted."""
+    bucket.put("file", b"content")
+    assert user.mount(bucket).code == 0
+    before = user.pid
+    os.kill(before, signal.SIGKILL)
+
+    def is_followed() -> bool:
+        ran = user.tiercache("status", "--json")
+        if ran.code == 0:
+            user.pid = ran.json["pid"]
+        return user.pid != before
+
+    wait_until(is_followed, "the next daemon")
+    assert user.run("cat", user.point / "file").out == "content"
+    assert user.tiercache("status", "--json").json["restarts_count"] == 1
+    upgraded = user.tiercache("upgrade", user.point)
+    assert upgraded.code == 0 or "cannot be handed over" in upgraded.err
+    keeper = os.getpgid(user.pid)
+    os.kill(user.pid, signal.SIGSTOP)
+    ran = user.tiercache("umount", "--force", user.point)
+    assert (ran.code, ran.out) == (0, f"{user.point}: unmounted\n"), ran.err
+    assert not user.room.is_mounted(user.point)
+    assert not is_running(user.pid)
+    assert not is_running(keeper)
 
 
 def test_first_contact_without_fusermount3_is_one_line(user: User, bucket: Bucket) -> None:
