@@ -9,11 +9,12 @@ import gc
 import hashlib
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ import pytest
 import trio
 import xxhash
 
+from tests.servers.process import free_ports
 from tests.servers.s3 import S3Account
 from tests.servers.scripted import Answer, Asked, reply, running_scripted
 from tests.tiers.disks import fill_up, tmpfs
@@ -192,6 +194,45 @@ async def test_store_that_ignores_ranges_writes_nothing(tmp_path: Path) -> None:
             with pytest.raises(BadResponse, match="status 200 for a range"):
                 await fill(tier, file, listed(LARGE), 5, 2 * MIB)
     assert os.stat(file.fd).st_blocks == 0
+
+
+async def test_port_without_tls_is_named_in_time() -> None:
+    with running_scripted(lambda _: whole(SMALL)) as server:
+        async with opened(server.endpoint_url.replace("http:", "https:")) as tier:
+            with trio.fail_after(5), pytest.raises(Unavailable, match="does not speak TLS as expected") as caught:
+                await tier.read(ref_of(tier, listed(SMALL)), 0, len(SMALL), MemorySink(len(SMALL)))
+    assert "write http://" in caught.value.hint
+
+
+async def test_port_that_nobody_listens_at_is_named() -> None:
+    async with opened(f"http://127.0.0.1:{free_ports(1)[0]}") as tier:
+        with pytest.raises(Unavailable, match="cannot be reached: Connection refused"):
+            await tier.read(ref_of(tier, listed(SMALL)), 0, len(SMALL), MemorySink(len(SMALL)))
+
+
+async def test_connect_that_hangs_ends_in_time_and_is_cancelled_at_once() -> None:
+    """A listener whose backlog is full drops new connections, as a firewall does."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as fillers:
+        port = full.getsockname()[1]
+        for _ in range(3):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            with suppress(BlockingIOError):
+                filler.connect(("127.0.0.1", port))
+        async with opened(f"http://127.0.0.1:{port}") as tier:
+            with trio.fail_after(1), trio.move_on_after(0.2) as scope:
+                await tier.read(ref_of(tier, listed(SMALL)), 0, len(SMALL), MemorySink(len(SMALL)))
+            assert scope.cancelled_caught
+            with trio.fail_after(8), pytest.raises(Unavailable, match="no answer within 2 s"):
+                await tier.read(ref_of(tier, listed(SMALL)), 0, len(SMALL), MemorySink(len(SMALL)))
+
+
+async def test_proxy_that_refuses_the_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_scripted(lambda _: reply(407)) as proxy:
+        monkeypatch.setenv("https_proxy", f"127.0.0.1:{proxy.port}")
+        async with opened("https://store.invalid") as tier:
+            with pytest.raises(Unavailable, match=r"refuses a tunnel to store\.invalid:443: status 407"):
+                await tier.read(ref_of(tier, listed(SMALL)), 0, len(SMALL), MemorySink(len(SMALL)))
 
 
 async def test_refused_object_leaves_no_file(tmp_path: Path) -> None:

@@ -942,10 +942,11 @@ static PyObject *pool_post(PoolObject *self, PyObject *const *given, Py_ssize_t 
         goto failed;
     pthread_mutex_lock(&pool->lock);
     bool is_closed = pool->is_closed;
+    bool is_first = pool->thread_count == 0;
     bool needs_thread =
         pool->queued_count >= pool->thread_count - pool->busy_count && pool->thread_count < pool->thread_limit;
     pthread_mutex_unlock(&pool->lock);
-    if (!is_closed && needs_thread && !start_thread(pool) && pool->thread_count == 0) {
+    if (!is_closed && needs_thread && !start_thread(pool) && is_first) {
         PyErr_SetString(PyExc_OSError, "no thread can be started");
         goto failed;
     }

@@ -268,7 +268,7 @@ class Fetcher:
         if route.proxy is not None:
             what, check = "proxy ", "check HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
         if order.code in (Code.COULDNT_RESOLVE_HOST, Code.COULDNT_RESOLVE_PROXY):
-            return Unavailable(f"{what}host name {peer.host!r} cannot be resolved: {message}", hint=f"{check} and DNS")
+            return Unavailable(f"{what}host name {peer.host!r} cannot be resolved", hint=f"{check} and DNS")
         if order.tunnel_status not in (0, 200):
             refused = f"{what}{peer.address} refuses a tunnel to {route.address}: status {order.tunnel_status}"
             return Unavailable(refused, hint="check HTTPS_PROXY and NO_PROXY")
@@ -279,6 +279,8 @@ class Fetcher:
         reason = os.strerror(order.errno) if order.errno else message
         if order.code == Code.OPERATION_TIMEDOUT:
             reason = f"no answer within {self._timeouts.connect_seconds:g} s"
+            if message.startswith("SSL"):
+                return no_tls(route, reason)
         up = "the proxy" if route.proxy else "the store"
         return Unavailable(f"{what}{peer.address} cannot be reached: {reason}", hint=f"{check} and that {up} is up")
 
