@@ -11,13 +11,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.admin.fake import FakeControl, serving
 from tiercache import __version__
 from tiercache.admin import socket as sockets
-from tiercache.cli import pinning
+from tiercache.cli import pinning, spawn
 from tiercache.cli.main import main
+from tiercache.errors import SetupError
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("mount", "serve", "umount", "upgrade", "status", "where", "refresh", "pin", "unpin", "pins")
@@ -261,6 +263,46 @@ def test_every_command_has_json_and_socket(command: str, capsys: pytest.CaptureF
     assert ran.code == 0
     assert "--json" in ran.out
     assert "--socket" in ran.out
+
+
+def test_an_upgrade_that_is_refused_changes_nothing(control: FakeControl, capsys: pytest.CaptureFixture[str]) -> None:
+    control.refuse_stop = SetupError("the installed program cannot be started: no module", hint="correct the installation")
+    ran = Ran(capsys, ["upgrade"])
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "tiercache: the installed program cannot be started: no module; correct the installation\n"
+    assert not control.handed_over.is_set()
+
+
+def test_an_upgrade_of_a_mount_without_a_daemon(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert Ran(capsys, ["upgrade", str(tmp_path)]).code == 3
+    assert Ran(capsys, ["upgrade"]).code == 3
+    assert Ran(capsys, ["upgrade", str(tmp_path), "--config", "x.toml"]).code == 2
+
+
+def test_a_successor_that_ends_is_a_failure(
+    control: FakeControl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The daemon that is watched is a process that has ended; its log says why."""
+    ended = subprocess.Popen(["true"])
+    monkeypatch.setattr(sockets, "peer_pid", lambda path: ended.pid)
+    log = tmp_path / "log"
+    log.write_text('level=info event=hands_over\nlevel=error event=ended error="index is locked; wait"\n')
+    monkeypatch.setattr(spawn, "log_path", lambda point: log)
+    ran = Ran(capsys, ["upgrade", "--json"])
+    ended.wait()
+    assert control.handed_over.is_set()
+    assert ran.code == 1
+    assert ran.document["error"] == "/mnt/fake: the successor, version 0.2.0, ended: index is locked; wait"
+
+
+def test_a_supervised_daemon_shows_it(
+    control: FakeControl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "supervisor  nobody starts it again when it dies" in Ran(capsys, ["status"]).out.splitlines()
+    found = msgspec.structs.replace(control.status(), supervisor="keeper", restarts_count=2, stall_seconds=0.8124)
+    monkeypatch.setattr(control, "status", lambda: found)
+    shown = "supervisor  keeper, restarted 2 time(s), readers waited 812 ms at the last takeover"
+    assert shown in Ran(capsys, ["status"]).out.splitlines()
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

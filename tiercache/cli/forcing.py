@@ -7,14 +7,11 @@ sockets, whose peer the kernel names, never by a name.
 
 from __future__ import annotations
 
-import os
-import select
 import signal
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 
-from tiercache.errors import AccessDenied, NoDaemon, SetupError, TiercacheError, Unavailable, UsageError
+from tiercache.cli.processes import have_ended, process_of
+from tiercache.errors import NoDaemon, SetupError, TiercacheError, Unavailable, UsageError
 
 CLEAN_SECONDS = 5.0
 KILLED_SECONDS = 10.0
@@ -25,16 +22,16 @@ def force(point: str, socket: str | None) -> bool:
     from tiercache.admin.socket import keeper_pid
 
     with ExitStack() as stack:
-        keeper = stack.enter_context(_process(keeper_pid(point)))
-        daemon = stack.enter_context(_process(_daemon_pid(point, socket)))
+        keeper = stack.enter_context(process_of(keeper_pid(point)))
+        daemon = stack.enter_context(process_of(_daemon_pid(point, socket)))
         was_mounted = _detach(point)
         running = [process for process in (keeper, daemon) if process is not None]
         for process in running:
             process.send(signal.SIGTERM)
-        if not _ended(running, CLEAN_SECONDS):
+        if not have_ended(running, CLEAN_SECONDS):
             for process in running:  # the keeper first: it must not start another one
                 process.send(signal.SIGKILL, group=process is keeper)
-            if not _ended(running, KILLED_SECONDS):
+            if not have_ended(running, KILLED_SECONDS):
                 pids = ", ".join(str(process.pid) for process in running)
                 raise Unavailable(
                     f"{point}: detached, but its processes ({pids}) do not end", hint="look at dmesg: a disk may hang"
@@ -43,53 +40,21 @@ def force(point: str, socket: str | None) -> bool:
         return was_mounted
 
 
-class Process:
-    """One that cannot be mistaken for another that gets its number."""
-
-    def __init__(self, pid: int, descriptor: int) -> None:
-        self.pid = pid
-        self.descriptor = descriptor
-
-    def send(self, number: signal.Signals, *, group: bool = False) -> None:
-        """To the process, or with all that it started: a keeper leads a session of its own."""
-        try:
-            if group and os.getpgid(self.pid) == self.pid:
-                os.killpg(self.pid, number)
-            signal.pidfd_send_signal(self.descriptor, number)
-        except ProcessLookupError:
-            return
-        except PermissionError as error:
-            raise AccessDenied(f"process {self.pid} belongs to another user", hint="run this as root") from error
-
-
-@contextmanager
-def _process(pid: int | None) -> Iterator[Process | None]:
-    descriptor = None
-    if pid is not None:
-        with suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(pid)
-    if pid is None or descriptor is None:
-        yield None
-        return
-    try:
-        yield Process(pid, descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _daemon_pid(point: str, socket: str | None) -> int | None:
     """Who listens on the mount's admin socket; one that was named and serves another mount is refused, as far as it says so."""
     from tiercache.admin.client import Client, socket_path_of
     from tiercache.admin.socket import listener_pid, peer_pid, socket_for
 
-    named = socket_path_of(socket)
-    if named is None:
-        return listener_pid(socket_for(point).name)
+    usual, named = listener_pid(socket_for(point).name), socket_path_of(socket)
+    if named is None or (socket is None and usual is not None):
+        return usual
     with Client(named) as client:
         try:
             served = client.status().mountpoint
         except (NoDaemon, Unavailable):
             served = point
+    if served != point and socket is None:  # TIERCACHE_SOCKET is only one more place to look
+        return None
     if served != point:
         raise UsageError(f"the daemon on {named} serves {served}, not {point}", hint="leave --socket out, or correct it")
     try:
@@ -122,12 +87,3 @@ def _sweep(point: str) -> None:
     for path in (keeper_socket_for(point), socket_for(point)):
         if answer_of(path) is Answer.DEAD:
             path.unlink(missing_ok=True)
-
-
-def _ended(processes: list[Process], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-
-    def ends(process: Process) -> bool:
-        return bool(select.select([process.descriptor], [], [], max(0.0, deadline - time.monotonic()))[0])
-
-    return all(map(ends, processes))

@@ -9,10 +9,7 @@ processes still read, and the next mount would stand beside the old one. `--forc
 from __future__ import annotations
 
 import os
-import select
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -20,6 +17,7 @@ import typer
 
 from tiercache.cli import output
 from tiercache.cli.options import Json, Socket
+from tiercache.cli.processes import Process, process_of
 from tiercache.errors import NoDaemon, SetupError, Unavailable, UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +80,7 @@ def _stop(address: Path, point: str) -> Unmounted | None:
     from tiercache.fuse.mountpoint import mount_at
 
     try:
-        with _process(peer_pid(address)) as process, Client(address) as client:
+        with process_of(peer_pid(address)) as process, Client(address) as client:
             served = client.status().mountpoint
             if served != point:
                 raise UsageError(
@@ -98,20 +96,7 @@ def _stop(address: Path, point: str) -> Unmounted | None:
     return Unmounted(point, True, False)
 
 
-@contextmanager
-def _process(pid: int | None) -> Iterator[int | None]:
-    """A descriptor that stands for the process, whatever its number is given to later; None for one that is not visible."""
-    if pid is None:
-        yield None
-        return
-    descriptor = os.pidfd_open(pid)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _await_gone(point: str, before: Mount | None, address: Path, process: int | None) -> None:
+def _await_gone(point: str, before: Mount | None, address: Path, process: Process | None) -> None:
     """Until neither the mount nor the daemon is there: only then the cache directory and the mount point are free again.
 
     The kernel gives the id of a mount that is gone to the next one anywhere, so the path has to be the same too.
@@ -122,7 +107,7 @@ def _await_gone(point: str, before: Mount | None, address: Path, process: int | 
     deadline = time.monotonic() + GONE_SECONDS
     while time.monotonic() < deadline:
         mounted = before is not None and any((mount.mount_id, mount.path) == (before.mount_id, before.path) for mount in mounts())
-        alive = answer_of(address) is Answer.LIVE if process is None else not select.select([process], [], [], 0)[0]
+        alive = answer_of(address) is Answer.LIVE if process is None else not process.has_ended()
         if not mounted and not alive:
             return
         time.sleep(POLL_SECONDS)

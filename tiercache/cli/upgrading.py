@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +11,7 @@ import typer
 
 from tiercache.cli import output
 from tiercache.cli.options import Json, Socket
+from tiercache.cli.processes import Process, process_of
 from tiercache.errors import NoDaemon, SetupError, TiercacheError, Unavailable
 
 if TYPE_CHECKING:
@@ -40,12 +39,15 @@ def upgrade(
 ) -> None:
     """Let the daemon go on as the version that is installed now, without unmounting."""
     from tiercache.admin.client import Client
+    from tiercache.admin.socket import peer_pid
 
     address = _address(mountpoint, config_file, socket)
     with Client(address) as client:
-        asked_at = time.monotonic()
-        leaving = client.upgrade()
-    successor = _await_successor(address, leaving, asked_at)
+        client.status()  # somebody is there, and answers
+        with process_of(peer_pid(address)) as process:
+            asked_at = time.monotonic()
+            leaving = client.upgrade()
+            successor = _await_successor(address, leaving, asked_at, process)
     stall_seconds = successor.stall_seconds or 0.0
     done = Upgraded(leaving.mountpoint, successor.pid, leaving.version, successor.version, stall_seconds)
     if as_json:
@@ -68,24 +70,21 @@ def _address(mountpoint: str | None, config_file: str | None, socket: str | None
     return address
 
 
-def _await_successor(address: Path, leaving: HandingOver, asked_at: float) -> Status:
-    """The status of a daemon that is younger than our request. Raises SetupError when none comes."""
+def _await_successor(address: Path, leaving: HandingOver, asked_at: float, process: Process | None) -> Status:
+    """The status of a daemon that is younger than our request. Raises SetupError when the process ended instead."""
     from tiercache.admin.client import Client
 
-    process = os.pidfd_open(leaving.pid)
-    try:
-        while (waited_seconds := time.monotonic() - asked_at) < SUCCESSOR_SECONDS:
-            if select.select([process], [], [], POLL_SECONDS)[0]:
-                raise _failed(leaving, "ended")
-            try:
-                with Client(address) as client:
-                    status = client.status()
-            except (NoDaemon, Unavailable):
-                continue
-            if status.uptime_seconds < waited_seconds and status.stall_seconds is not None:
-                return status
-    finally:
-        os.close(process)
+    while (waited_seconds := time.monotonic() - asked_at) < SUCCESSOR_SECONDS:
+        time.sleep(POLL_SECONDS)
+        if process is not None and process.has_ended():
+            raise _failed(leaving, "ended")
+        try:
+            with Client(address) as client:
+                status = client.status()
+        except (NoDaemon, Unavailable):
+            continue
+        if status.uptime_seconds < waited_seconds and status.stall_seconds is not None:
+            return status
     raise _failed(leaving, f"does not answer after {SUCCESSOR_SECONDS:.0f} s")
 
 
