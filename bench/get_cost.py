@@ -5,7 +5,7 @@
 Client CPU only (the server is another process, on the same cores if there are few); nothing is written to a disk.
 All ask for all but the last byte of the small objects, because tiercache would check the MD5 of whole ones (0.1 ms
 each). The candidates take turns within a round, and each figure is the median of the rounds. Its outcome stands in
-`tiercache/tiers/cold/http.py`.
+`docs/architecture.md`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ enum {
     REFUSAL_LIMIT_BYTES = 64 << 10, /* of the body of an answer that is not the wanted one; one byte more tells that it is longer */
     BUFFER_BYTES = 1 << 20,         /* what a thread gathers before it writes; also the most that can be held back */
     FIRST_PIECE_BYTES = 128 << 10,  /* the first reader waits for no more than it asked for; then each piece is twice as large */
-    LANDING_MS = 5,                 /* of a slow answer what has come lands so often, the first bytes at once */
+    LANDING_MS = 20,                /* of a slow answer what has come lands so often, the first bytes at once */
     RECEIVE_BYTES = 128 << 10,       /* libcurl's own buffer */
     STACK_BYTES = 512 << 10,
     CREATE_ATTEMPTS = 4,     /* open; its directory is missing, open; a leftover is in the way, open; once more for a race */

@@ -1,18 +1,10 @@
-"""The lean data path: HTTP/1.1 requests without a body over kept-alive connections, from worker threads.
+"""The HTTP path in Python: HTTP/1.1 requests without a body over kept-alive connections, from worker threads.
 
-`bench/get_cost.py`, two busy cores shared with the server (SeaweedFS), medians of five rounds, CPU of the client only:
-
-    client                              8 MiB ranges, 8 threads      100 KiB GETs, 16 at once
-    boto3                               0.39 CPU s/GiB               0.96 CPU ms each,  490 /s
-    urllib3 and botocore's signer       0.36                         0.35,              970 /s
-    http.client and botocore's signer   0.28                         0.25,             1070 /s
-    this, through trio, all checks      0.30                         0.23,             1160 /s
-
-A hop to a worker thread and back is 0.09 ms of the last figure, the MD5 of a whole 100 KiB object would be 0.1 more. So
-the standard library's client is as cheap; this one is used because it lets another thread break a request off at any
-point, hands the bytes over as they come, and takes answers apart strictly. Rejected: awscrt (0.42-0.6 ms a small GET, a
-dependency of 30 MB), obstore (normalises keys). On plain sockets MSG_WAITALL takes a piece per system call: 256 KiB pieces
-cost 0.19-0.26 CPU s/GiB in one stream, 64 KiB 0.25, 1 MiB 0.18.
+Listings and HEADs go over it, and GETs where the extension `_fetch` is missing. docs/architecture.md has what it costs
+beside other clients: as much as the standard library's. It is used because it lets another thread break a request off at any
+point, hands the bytes over as they come, and takes answers apart strictly (`parse_head`, also for `native.py`). Rejected:
+awscrt (0.42-0.6 ms a small GET, a dependency of 30 MB), obstore (normalises keys). On plain sockets MSG_WAITALL takes a
+piece per system call: 256 KiB pieces cost 0.19-0.26 CPU s/GiB in one stream, 64 KiB 0.25, 1 MiB 0.18.
 
 A connection is used by one thread at a time. One that the server closed while it was idle is noticed by its failing
 before the first byte of an answer; the request is then sent once more on a new connection (all requests are
