@@ -243,3 +243,35 @@ def test_what_cannot_be_handed_over_is_mounted_anew_within_five_seconds(mounting
     assert (status["supervisor"], status["restarts_count"]) == ("keeper", 1)
     assert status["stall_seconds"] < 5
     assert (mount.root / "large").read_bytes() == (source / "large").read_bytes()
+
+
+def test_an_index_that_is_damaged_at_the_moment_of_death_is_rebuilt_under_readers(mounting: Mounting, source: Path) -> None:
+    mount = handed_over(mounting(f"file://{source}"))
+    keeper = keeper_pid(str(mount.point))
+    assert keeper is not None
+    with Readers(source, mount.root).reading() as readers:
+        wait_until(lambda: all(readers.rounds_count.values()), "all to have read")
+        os.kill(keeper, signal.SIGSTOP)
+        pid = mount.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid), "the end of the daemon")
+        with (mount.hot / "index" / "data.mdb").open("r+b") as index:
+            index.seek(2 * 4096)
+            index.write(random.Random(5).randbytes(os.fstat(index.fileno()).st_size - 2 * 4096))
+        os.kill(keeper, signal.SIGCONT)
+        status = another(mount, pid)
+        assert any("the index was rebuilt" in notice for notice in status["notices"])
+    assert readers.wrong == []
+
+
+def test_a_store_that_is_down_does_not_keep_a_successor_from_serving_what_is_hot(mounting: Mounting, source: Path) -> None:
+    mount = handed_over(mounting(f"file://{source}", options=["--immutable"]))
+    content = (source / "large").read_bytes()
+    path = mount.root / "large"
+    assert path.read_bytes() == content
+    wait_until(lambda: os.getxattr(path, "user.tiercache.residency").startswith(b"hot"), "the last commit")
+    source.rename(source.with_name("away"))
+    pid = mount.pid
+    os.kill(pid, signal.SIGKILL)
+    another(mount, pid)
+    assert path.read_bytes() == content
