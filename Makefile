@@ -4,6 +4,7 @@ PYTHONS := python3.13 python3.12 python3.11 python3
 PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
 C_SOURCES := $(wildcard tiercache/fuse/*.[ch] tiercache/tiers/cold/*.[ch])
+SANITIZED := tiercache/fuse/requests.c tiercache/fuse/open_table.c tiercache/fuse/inflight.c
 CEPH := radosgw ceph-mon ceph-osd ceph-common
 PYTEST_ARGS :=
 BENCH_ARGS :=
@@ -12,7 +13,7 @@ SHELL := /bin/sh
 .SHELLFLAGS := -euc
 .ONESHELL:
 .DELETE_ON_ERROR:
-.PHONY: install run stop test test-rgw soak bench lint format clean
+.PHONY: install run stop test test-sanitize test-rgw soak bench lint format clean
 .DEFAULT_GOAL := install
 
 # Sets $python to the first interpreter that can make a virtual environment and compile extensions (pyfuse3 comes as source), or to nothing.
@@ -77,6 +78,16 @@ stop: $(INSTALLED)
 
 test: $(INSTALLED)
 	@$(PYTHON) -m pytest -m 'not rgw and not soak' $(PYTEST_ARGS)
+
+# The parts of the native side that are pure, on random and recorded input. Needs nothing but a C compiler.
+test-sanitize:
+	@missing=
+	echo '#include <stdio.h>' | gcc -E - >/dev/null 2>&1 || missing=' gcc libc6-dev'
+	$(install_missing)
+	mkdir -p build
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all -Itiercache/fuse \
+	    -o build/sanitized-driver tests/native/driver.c $(SANITIZED)
+	build/sanitized-driver
 
 test-rgw: $(INSTALLED)
 	@missing=
