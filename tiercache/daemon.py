@@ -25,11 +25,13 @@ from typing import NamedTuple
 import structlog
 import trio
 
+from tiercache import __version__
 from tiercache.admin.answers import Answers, Mounted
 from tiercache.admin.app import serve_admin
 from tiercache.admin.messages import ReadPath, StartReport, encode
 from tiercache.admin.socket import prepare_runtime_directory, socket_for
 from tiercache.config import Config, decode
+from tiercache.config import encode as config_bytes
 from tiercache.core.record import Pin
 from tiercache.engine.dataset import Dataset
 from tiercache.engine.datasets import build_datasets, sources_of
@@ -51,9 +53,9 @@ from tiercache.supervision import (
     become_successor,
     drop,
     found,
-    installed_version,
     is_being_restarted,
     keep,
+    rehearse_successor,
 )
 
 log = structlog.get_logger()
@@ -115,8 +117,14 @@ class _Once:
 def main() -> int:
     """`python -m tiercache.daemon [--report]`: the configuration is a memory file with JSON on descriptor 0.
 
-    With `--report`, which only the first daemon of a mount is given, a report goes to descriptor 3.
+    With `--report`, which only the first daemon of a mount is given, a report goes to descriptor 3. `--rehearse` goes as far as a
+    start can without touching anything and writes the version: what a daemon wants to know of its successor.
     """
+    if "--rehearse" in sys.argv:
+        decode(sys.stdin.buffer.read())
+        Tally(Metrics())
+        sys.stdout.write(__version__)
+        return 0
     os.lseek(sys.stdin.fileno(), 0, os.SEEK_SET)  # predecessors have read it
     config = decode(sys.stdin.buffer.read())
     return run(config, report=_to_descriptor if "--report" in sys.argv else _to_nobody)
@@ -262,7 +270,8 @@ class Daemon:
         if stopped_at_seconds is not None:
             self._stall_seconds = time.monotonic() - stopped_at_seconds
             log.info("taken_over", mountpoint=self._point, stall_seconds=round(self._stall_seconds, 3))
-        await engine.index.prune()
+        if self._supervision.kept is None:  # else the kernel may still know inodes of old versions
+            await engine.index.prune()
         engine.start()
         await self._pin_configured(engine)
 
@@ -365,7 +374,7 @@ class Daemon:
                 f"{self._point} cannot be handed over: its connection is not kept on this read path",
                 hint="end its users, then `tiercache umount` and mount again",
             )
-        version = await trio.to_thread.run_sync(installed_version)
+        version = await trio.to_thread.run_sync(rehearse_successor, config_bytes(self._config))
         for directory in range(len(self._hot.paths)):
             await trio.to_thread.run_sync(self._hot.files.syncfs, directory)
         kept = self._kept
