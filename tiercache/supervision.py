@@ -28,8 +28,8 @@ STOPPED_AT = "TIERCACHE_STOPPED_AT"
 """Environment, from the keeper or from the program before: how often it was started again, and when the last one stopped."""
 SYSTEMD = "/run/systemd/system"
 ASK_SECONDS = 5.0
-IMPORT_SECONDS = 60.0
-_KEPT_ON = "correct the installation; the running daemon goes on"
+REHEARSAL_SECONDS = 60.0
+_GOES_ON = "correct the installation; the running daemon goes on"
 
 Kind = Literal["keeper", "systemd"]
 
@@ -111,22 +111,21 @@ def program() -> list[str]:
     return [sys.executable, *(argument for argument in sys.orig_argv[1:] if argument != "--report")]
 
 
-def installed_version() -> str:
-    """Of the program that would be started now, once it has shown that it can be. Blocks. Raises SetupError."""
-    check = "import sys, tiercache, tiercache.daemon; sys.stdout.write(tiercache.__version__)"
+def rehearse_successor(config: bytes) -> str:
+    """The version of the program that would be started now, once it has shown that it can be. Blocks. Raises SetupError."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", check],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-P", "-m", "tiercache.daemon", "--rehearse"],
+            input=config,
             capture_output=True,
-            timeout=IMPORT_SECONDS,
+            timeout=REHEARSAL_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SetupError(f"the installed program cannot be started: {error}", hint=_KEPT_ON) from error
+        raise SetupError(f"the installed program cannot be started: {error}", hint=_GOES_ON) from error
     if done.returncode:
         said = os.fsdecode(done.stderr).strip().splitlines() or [f"it ended with status {done.returncode}"]
-        raise SetupError(f"the installed program cannot be started: {said[-1]}", hint=_KEPT_ON)
+        raise SetupError(f"the installed program cannot be started: {said[-1]}", hint=_GOES_ON)
     return os.fsdecode(done.stdout)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tiercache import supervision
+from tiercache import __version__, config, supervision
 from tiercache.errors import SetupError
-from tiercache.supervision import Kept, drop, installed_version, is_being_restarted, keep
+from tiercache.supervision import Kept, drop, is_being_restarted, keep, rehearse_successor
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,16 +144,19 @@ print(os.getpid(), what, links, sys.argv)
 
 
 def test_a_program_that_cannot_be_started_is_found_out_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert installed_version()
+    good = config.encode(config.from_mount("file:///nowhere", str(tmp_path / "mnt"), hot=[str(tmp_path / "hot")]))
+    assert rehearse_successor(good) == __version__
+    with pytest.raises(SetupError, match="cannot be started: "):
+        rehearse_successor(b"{}")
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'Traceback' >&2\necho \"ImportError: no module\" >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
     with pytest.raises(SetupError, match="cannot be started: ImportError: no module"):
-        installed_version()
+        rehearse_successor(good)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(SetupError, match="cannot be started"):
-        installed_version()
+        rehearse_successor(good)
 
 
 @pytest.mark.parametrize(
