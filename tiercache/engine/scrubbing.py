@@ -31,6 +31,8 @@ log = structlog.get_logger()
 
 SAMPLE_COUNT = 16
 IDLE_SECONDS = 10.0
+LEAST_BYTES = 1 << 20
+"""What an object counts for besides its bytes: looking at a small file costs 0.5 ms of CPU, which those do not show."""
 
 
 class Observer(Protocol):
@@ -63,10 +65,10 @@ class Scrub:
     async def run(self) -> None:
         while self._rate_bytes:
             records = self._index.sample_hot(SAMPLE_COUNT, self._rng)
-            if not records:
+            if not any(record.complete for record in records):
                 await trio.sleep(IDLE_SECONDS)
             for record in records:
-                await trio.sleep(SAMPLE_COUNT * 4096 / self._rate_bytes)  # a tier of empty files is no reason to spin
+                await trio.sleep(LEAST_BYTES / self._rate_bytes)
                 try:
                     await self.look_at(record)
                 except TiercacheError as error:
