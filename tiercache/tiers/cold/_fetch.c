@@ -47,7 +47,7 @@ enum {
     BUFFER_BYTES = 1 << 20,         /* what a thread gathers before it writes; also the most that can be held back */
     FIRST_PIECE_BYTES = 128 << 10,  /* the first reader waits for no more than it asked for; then each piece is twice as large */
     LANDING_MS = 20,                /* of a slow answer what has come lands so often, the first bytes at once */
-    RECEIVE_BYTES = 128 << 10,       /* libcurl's own buffer */
+    RECEIVE_BYTES = 128 << 10,      /* libcurl's own buffer */
     STACK_BYTES = 512 << 10,
     CREATE_ATTEMPTS = 4,     /* open; its directory is missing, open; a leftover is in the way, open; once more for a race */
     EXIT_WAIT_SECONDS = 2,   /* at the end of the process, for threads to leave OpenSSL before its own exit function runs */
@@ -64,8 +64,8 @@ typedef struct order {
     PyObject_HEAD
     PyObject *task; /* whom to tell; Python's business */
     struct pool *pool;
-    struct order *next;         /* in the queue, or in the list of changed ones */
-    struct order *next_changed;
+    struct order *next; /* in the queue */
+    struct order *next_changed; /* in the list of changed ones */
     struct worker *worker; /* while it runs; under the lock */
 
     /* what is wanted: constant once posted */
@@ -349,7 +349,7 @@ static bool land(struct worker *w, order *o, bool is_last)
         XXH3_64bits_update(w->hash, bytes, count);
     }
     o->written += (int64_t)count;
-    w->last_landing_ms = w->last_byte_ms;
+    w->last_byte_ms = w->last_landing_ms = now_ms(); /* the time that a slow disk took is not the store's silence */
     if (o->piece < BUFFER_BYTES)
         o->piece *= 2;
     if (!is_last) { /* the last is told of together with the end */

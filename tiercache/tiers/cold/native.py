@@ -3,8 +3,8 @@
 Threads in C receive the body and put it into its place in a hot file or in memory. Here an order is posted, its answer judged
 by the same code as any other (`wanted.py`, `refusal.py`, the strict parsing of `http.py`), and the sink told what has landed.
 
-* An order of up to `HOLD_BACK_BYTES` is heard of once, at its end: its head is checked, then its MD5, then its bytes count.
-* Of a larger one the head is checked when the first piece has landed; no byte counts before that. One that is not
+* A small order (`_is_held`) is heard of once, at its end: its head is checked, then its MD5, then its bytes count.
+* Of any other the head is checked when the first piece has landed; no byte counts before that. One that is not
   approved is cancelled. What such an order left in the place does not count, and is overwritten by whoever fills it.
 * Where all of an object was asked for and its ETag is an MD5, the last bytes count only after it was compared.
 
@@ -30,6 +30,7 @@ from tiercache.tiers.hot import refusal
 from tiercache.tiers.tier import FilePlace, Place, Sink
 
 MAX_THREADS = 1024
+QUIET_BYTES = 128 << 10  # of what comes in one go there is nothing to tell before its end
 GRACE_SECONDS = 1.0  # for a cancelled order to end; only one inside a system call of a hanging disk takes longer
 
 assert HOLD_BACK_BYTES <= _fetch.HELD_BYTES
@@ -128,10 +129,9 @@ class Fetcher:
         if not self._is_listening:
             self._is_listening = True
             trio.lowlevel.spawn_system_task(self._listen)
-        length = wanted.length
         try:
             return self._pool.post(
-                None, target, lines, wanted.status, length, length <= HOLD_BACK_BYTES, wanted.may_have_md5, where
+                None, target, lines, wanted.status, wanted.length, _is_held(wanted), wanted.may_have_md5, where
             )
         except RuntimeError as error:
             raise self._closed() from error
@@ -283,6 +283,11 @@ class Fetcher:
                 return no_tls(route, reason)
         up = "the proxy" if route.proxy else "the store"
         return Unavailable(f"{what}{peer.address} cannot be reached: {reason}", hint=f"{check} and that {up} is up")
+
+
+def _is_held(wanted: Wanted) -> bool:
+    """Without a checksum to wait for, a slow store's bytes count as they come: a reader's patience ends without any."""
+    return wanted.length <= (HOLD_BACK_BYTES if wanted.may_have_md5 else QUIET_BYTES)
 
 
 def _adopt(order: _fetch.Order, place: Place) -> None:
