@@ -56,6 +56,7 @@ from tiercache.supervision import (
     is_being_restarted,
     keep,
     rehearse_successor,
+    tell,
 )
 
 log = structlog.get_logger()
@@ -184,7 +185,7 @@ async def _serve(config: Config, supervision: Supervision, report: Report) -> Ha
                         await dataset.cold.aclose()
             nursery.cancel_scope.cancel()
     except BaseException:
-        if kept is not None and supervision.kind is None:  # nobody holds it: it would be left behind, dead
+        if kept is not None and supervision.present is None:  # nobody holds it: it would be left behind, dead
             end_connection(kept.number)
         raise
     return handover
@@ -231,7 +232,7 @@ class Daemon:
                 forget_names=session.forget_names,
                 unmount=self._unmount,
                 hand_over=self._hand_over,
-                supervisor=self._supervision.kind,
+                supervisor=lambda: self._supervision.present,
                 restarts_count=self._supervision.restarts_count,
                 stall_seconds=lambda: self._stall_seconds,
             )
@@ -277,7 +278,7 @@ class Daemon:
 
     def _let_go(self) -> None:
         """The mount is gone: nothing of it is worth keeping."""
-        notify("STOPPING=1")
+        tell("STOPPING=1")
         if self._kept is not None:
             drop(self._kept.number)
 
@@ -352,7 +353,7 @@ class Daemon:
             async for _ in signals:
                 if self._supervision.kind == "systemd" and self._kept is not None:
                     self._leaves_mount = await trio.to_thread.run_sync(is_being_restarted)
-                notify("STOPPING=1")
+                tell("STOPPING=1")
                 if self._leaves_mount:
                     log.info("left_to_the_next_daemon", mountpoint=self._point)
                     self._serving.cancel()
@@ -394,7 +395,7 @@ class Daemon:
 
     async def _leave_nothing_mounted(self) -> None:
         """After a failed start; what was taken over is left to the next attempt of a supervisor."""
-        if self._supervision.kept is not None and self._supervision.kind is not None:
+        if self._supervision.kept is not None and self._supervision.present is not None:
             return
         try:
             if await trio.to_thread.run_sync(is_mounted, self._point):

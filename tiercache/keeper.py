@@ -191,6 +191,7 @@ class Keeper:
         environment = {
             **os.environ,
             "NOTIFY_SOCKET": "@" + os.fsdecode(self._notices.getsockname()[1:]),
+            "TIERCACHE_KEEPER": str(os.getppid()),
             "TIERCACHE_RESTARTS": str(restarts),
         }
         os.lseek(self._config_fd, 0, os.SEEK_SET)

@@ -18,14 +18,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
+import structlog
+
 from tiercache.errors import SetupError
 from tiercache.notify import notify
 
+log = structlog.get_logger()
+
 FUSE, TABLE = "tiercache-fuse", "tiercache-table"
 FIRST_FD = 3  # SD_LISTEN_FDS_START
-RESTARTS = "TIERCACHE_RESTARTS"
+KEEPER, RESTARTS = "TIERCACHE_KEEPER", "TIERCACHE_RESTARTS"
 STOPPED_AT = "TIERCACHE_STOPPED_AT"
-"""Environment, from the keeper or from the program before: how often it was started again, and when the last one stopped."""
+"""Environment, from the keeper or from the program before: the keeper's process, how often it started a daemon again, and when
+the last one stopped."""
 SYSTEMD = "/run/systemd/system"
 ASK_SECONDS = 5.0
 REHEARSAL_SECONDS = 60.0
@@ -53,6 +58,11 @@ class Supervision(NamedTuple):
     stopped_at_seconds: float | None
     kept: Kept | None
 
+    @property
+    def present(self) -> Kind | None:
+        """The supervisor now: a keeper can be killed."""
+        return None if self.kind == "keeper" and not _keeper_lives() else self.kind
+
 
 def found() -> Supervision:
     """Once, before anything else is opened. Closes descriptors that it does not know, and unsets what names them."""
@@ -61,13 +71,17 @@ def found() -> Supervision:
     known = set() if kept is None else {kept.fuse_fd, kept.table_fd}
     for fd in set(listening.values()) - known:
         os.close(fd)
-    restarts, stopped_at = os.environ.get(RESTARTS), os.environ.pop(STOPPED_AT, None)
-    supervised = bool(os.environ.get("NOTIFY_SOCKET"))
-    kind: Kind | None = None if not supervised else "systemd" if restarts is None else "keeper"
-    count = int(restarts or 0)
+    if KEEPER in os.environ and not _keeper_lives():
+        del os.environ[KEEPER], os.environ["NOTIFY_SOCKET"]
+    kind: Kind | None = "keeper" if KEEPER in os.environ else "systemd" if os.environ.get("NOTIFY_SOCKET") else None
+    count, stopped_at = int(os.environ.get(RESTARTS, "0")), os.environ.pop(STOPPED_AT, None)
     if kind == "systemd" and kept is not None:
         count = _systemd_restarts_count()
     return Supervision(kind, count, None if stopped_at is None else float(stopped_at), kept)
+
+
+def _keeper_lives() -> bool:
+    return os.environ.get(KEEPER) == str(os.getppid())
 
 
 def _listening() -> dict[str, int]:
@@ -94,16 +108,24 @@ def _connection(listening: Mapping[str, int]) -> Kept | None:
     return pairs[-1] if pairs else None
 
 
+def tell(state: str, fds: Sequence[int] = ()) -> None:
+    """Notify, unless the supervisor has gone meanwhile: the mount must not suffer from that."""
+    try:
+        notify(state, fds)
+    except SetupError as error:
+        log.warning("supervisor_not_told", error=str(error))
+
+
 def keep(kept: Kept) -> None:
     """Give the supervisor, if there is one, duplicates to hold. A second time for the same descriptors changes nothing."""
     for name, fd in ((FUSE, kept.fuse_fd), (TABLE, kept.table_fd)):
-        notify(f"FDSTORE=1\nFDNAME={name}.{kept.number}\nFDPOLL=0", [fd])
+        tell(f"FDSTORE=1\nFDNAME={name}.{kept.number}\nFDPOLL=0", [fd])
 
 
 def drop(number: int) -> None:
     """Have the supervisor close what it holds of a connection."""
     for name in (FUSE, TABLE):
-        notify(f"FDSTOREREMOVE=1\nFDNAME={name}.{number}")
+        tell(f"FDSTOREREMOVE=1\nFDNAME={name}.{number}")
 
 
 def program() -> list[str]:

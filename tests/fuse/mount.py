@@ -94,9 +94,10 @@ def is_running(pid: int) -> bool:
 
 def kill_with_keeper(pid: int) -> None:
     """A keeper leads a process group of its own, and would start another daemon. Raises ProcessLookupError."""
-    leader = os.getpgid(pid)
-    if leader != pid and b"tiercache.keeper" in Path(f"/proc/{leader}/cmdline").read_bytes():
-        os.killpg(leader, signal.SIGKILL)
+    leader = Path(f"/proc/{os.getpgid(pid)}")
+    command = (leader / "cmdline").read_bytes() if leader.exists() else b""
+    if b"tiercache.keeper" in command:
+        os.killpg(int(leader.name), signal.SIGKILL)
     else:
         os.kill(pid, signal.SIGKILL)
 

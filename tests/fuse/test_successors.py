@@ -275,3 +275,18 @@ def test_a_store_that_is_down_does_not_keep_a_successor_from_serving_what_is_hot
     os.kill(pid, signal.SIGKILL)
     another(mount, pid)
     assert path.read_bytes() == content
+
+
+def test_a_daemon_whose_keeper_was_killed_goes_on_and_stops_cleanly(mounting: Mounting, source: Path) -> None:
+    mount = mounting(f"file://{source}")
+    keeper = keeper_pid(str(mount.point))
+    assert keeper is not None
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: mount.status()["supervisor"] is None, "the daemon to notice")
+    upgraded = mount.tiercache("upgrade", mount.point)
+    assert upgraded.code == 0 or "cannot be handed over" in upgraded.err
+    assert (mount.root / "large").read_bytes() == (source / "large").read_bytes()
+    os.kill(mount.pid, signal.SIGTERM)
+    wait_until(lambda: not is_running(mount.pid), "the end of the daemon")
+    assert not is_mounted(mount.point)
+    assert "Traceback" not in mount.log_text()

@@ -15,7 +15,7 @@ import pytest
 
 from tiercache import __version__, config, supervision
 from tiercache.errors import SetupError
-from tiercache.supervision import Kept, drop, is_being_restarted, keep, rehearse_successor
+from tiercache.supervision import Kept, Supervision, drop, is_being_restarted, keep, rehearse_successor
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,11 +69,22 @@ def test_a_fresh_start_finds_nothing() -> None:
 
 def test_a_successor_finds_its_connection_whatever_the_order_and_closes_the_rest() -> None:
     environment = {"NOTIFY_SOCKET": "@k", "TIERCACHE_RESTARTS": "3", "TIERCACHE_STOPPED_AT": "12.5"}
+    environment["TIERCACHE_KEEPER"] = str(os.getpid())
     what, names, inherits, left = started_with(["tiercache-table.47", "other", "tiercache-fuse.47"], environment)
     assert what == ["keeper", 3, 12.5, [5, 3, 47]]
     assert names == {"3": "/memfd:tiercache-table.47 (deleted)", "5": "/memfd:tiercache-fuse.47 (deleted)"}
     assert inherits == []
-    assert left == ["TIERCACHE_RESTARTS"], "which a successor of the same keeper needs again"
+    assert left == ["TIERCACHE_KEEPER", "TIERCACHE_RESTARTS"], "which a successor of the same keeper needs again"
+
+
+def test_a_keeper_that_was_killed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    what, *_, left = started_with([], {"NOTIFY_SOCKET": "@k", "TIERCACHE_RESTARTS": "3", "TIERCACHE_KEEPER": "1"})
+    assert what == [None, 3, None, None]
+    assert left == ["TIERCACHE_RESTARTS"]
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    keep(Kept(0, 1, 2))
+    drop(2)
+    assert Supervision("keeper", 0, None, None).present is None
 
 
 def test_half_a_connection_is_none_and_of_two_the_last_counts() -> None:
@@ -120,7 +131,7 @@ def test_a_process_becomes_its_successor() -> None:
     """The same process id, the same program without --report, the descriptors in their places."""
     program = """
 import os, sys, time
-from tiercache.supervision import Kept, become_successor, found
+from tiercache.supervision import Kept, Supervision, become_successor, found
 what = found()
 if what.kept is None:
     high = [os.memfd_create(name) for name in ("c", "b", "a")]  # 3 and 4 are taken by others

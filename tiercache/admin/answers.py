@@ -54,7 +54,7 @@ class Mounted:
     forget_names: Callable[[Iterable[tuple[Inode, bytes]]], None]
     unmount: Callable[[], Awaitable[None]]
     hand_over: Callable[[], Awaitable[str]]
-    supervisor: Literal["keeper", "systemd"] | None
+    supervisor: Callable[[], Literal["keeper", "systemd"] | None]
     restarts_count: int
     stall_seconds: Callable[[], float | None]
 
@@ -106,7 +106,7 @@ class Answers:
             tiers=Tiers(hot=self._hot_status(), warm=self._warm_status(), cold=self._cold_status()),
             datasets=[self._dataset_status(dataset, samples) for dataset in self._engine.datasets],
             notices=[*self._mounted.notices, *self._dataset_notices()],
-            supervisor=self._mounted.supervisor,
+            supervisor=self._mounted.supervisor(),
             restarts_count=self._mounted.restarts_count,
             stall_seconds=self._mounted.stall_seconds(),
         )
