@@ -335,6 +335,7 @@ bool table_count(struct table *table, struct slot *slot, uint32_t journal_number
     journal->unique = unique & ~(1ULL << 63);
     journal->record = slot->record;
     journal->sequence = opens.sequence;
+    journal->mode = mode;
     atomic_store(&journal->is_set, 1);
     atomic_store(&record->opens, packed(opens));
     return true;
@@ -353,16 +354,23 @@ void table_close(struct table *table, struct slot *slot)
     slot->record = NO_RECORD;
 }
 
-bool table_was_applied(struct table *table, uint64_t unique, uint32_t opcode)
+enum mode table_was_applied(struct table *table, uint64_t unique, uint32_t opcode)
 {
     for (int i = 0; i < APPLIED; i++) {
-        struct journal *applied = &table->memory->applied[i];
-        if (atomic_load(&applied->is_set) && applied->unique == (unique & ~(1ULL << 63)) && applied->opcode == opcode) {
-            atomic_store(&applied->is_set, 0);
-            return true;
-        }
+        const struct journal *applied = &table->memory->applied[i];
+        if (applied->is_set && applied->unique == (unique & ~(1ULL << 63)) && applied->opcode == opcode)
+            return (enum mode)applied->mode;
     }
-    return false;
+    return MODE_NONE;
+}
+
+void table_backing_ids(const struct table *table, int32_t first, bool *is_used, size_t count)
+{
+    for (uint32_t i = 0; i < table->memory->records_used; i++) {
+        const struct record *record = &table->memory->records[i];
+        if (record->inode && record->backing_id >= first && (size_t)(record->backing_id - first) < count)
+            is_used[record->backing_id - first] = true;
+    }
 }
 
 void table_touch(struct table *table, struct slot *slot, uint32_t opened, uint64_t read_bytes, uint32_t now_seconds)

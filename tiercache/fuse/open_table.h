@@ -58,7 +58,7 @@ struct journal {
     uint64_t unique;
     int32_t record;
     uint16_t sequence;
-    uint16_t padding;
+    uint16_t mode;
 };
 
 /* The memory file. */
@@ -67,7 +67,9 @@ struct memory {
     uint32_t init_request_bytes, init_reply_bytes;
     uint8_t init_request[INIT_BYTES], init_reply[INIT_BYTES];
     struct journal journals[JOURNALS];
-    struct journal applied[APPLIED]; /* a ring: what predecessors had applied and perhaps not answered; a `unique` never comes again */
+    /* A ring: what predecessors had applied and perhaps not answered. Entries stay until they are overwritten: a successor may be
+     * killed before it answers, and a `unique` is never given to another request. */
+    struct journal applied[APPLIED];
     uint32_t applied_next;
     uint32_t records_used; /* records from this one on were never touched, and take no memory */
     struct record records[RECORDS];
@@ -140,8 +142,10 @@ bool table_count(struct table *table, struct slot *slot, uint32_t journal, uint3
 void table_settled(struct table *table, uint32_t journal);
 /* The slot has no opens any more: its record is free. */
 void table_close(struct table *table, struct slot *slot);
-/* Was the request applied by a predecessor? The entry is used up. */
-bool table_was_applied(struct table *table, uint64_t unique, uint32_t opcode);
+/* The mode in which a predecessor applied the request; MODE_NONE: it did not. */
+enum mode table_was_applied(struct table *table, uint64_t unique, uint32_t opcode);
+/* Sets `is_used[i]` for each of the `count` backing ids from `first` on that a record has. */
+void table_backing_ids(const struct table *table, int32_t first, bool *is_used, size_t count);
 
 void table_touch(struct table *table, struct slot *slot, uint32_t opened, uint64_t read_bytes, uint32_t now_seconds);
 /* One slot that was touched since it was last given out here; NULL when there is none. */

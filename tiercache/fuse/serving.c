@@ -12,6 +12,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,6 +25,7 @@ enum {
     LOOP_JOURNAL = JOURNALS - 1, /* replies of Python, one at a time */
     MAX_BACKGROUND = 256, /* read-ahead under way; the kernel's own default of 12 keeps disks and stores idle */
     INTERRUPT_CHECK_MS = 200,
+    ORPHANS_MOST = 1024,
     NOTIFY_RESEND = 7,
 };
 
@@ -78,6 +80,9 @@ bool serving_prepare(const struct settings *wanted, int old_fuse_fd, int old_tab
     if (is_prepared) { /* a takeover came to nothing: what follows is a fresh mount */
         close(fuse_fd);
         close(table_fd);
+        if (event_fd >= 0)
+            close(event_fd);
+        event_fd = -1;
         table_free(table);
         table = NULL;
         munmap(memory, sizeof *memory);
@@ -373,6 +378,16 @@ static void give_up(struct slot *slot)
 
 /* -- open and release -------------------------------------------------------------------------------------------------- */
 
+/* What the next open of an inode gets that is open in this mode already. */
+static struct open_out answer_in(const struct slot *slot, enum mode mode)
+{
+    return (struct open_out){
+        .fh = slot->inode | (mode == MODE_DAEMON ? 0 : NATIVE_HANDLE),
+        .open_flags = mode == MODE_PASSTHROUGH ? FOPEN_PASSTHROUGH : FOPEN_KEEP_CACHE,
+        .backing_id = mode == MODE_PASSTHROUGH ? memory->records[slot->record].backing_id : 0,
+    };
+}
+
 /* Counts an open that needs no Python, and says what to answer. Under the lock; the caller holds the slot by `opening`.
  * ENFILE: more files are open than can be written down. Another errno: Python has to see to it. */
 static int open_natively(struct slot *slot, uint64_t unique, uint32_t journal, struct open_out *answer)
@@ -381,24 +396,15 @@ static int open_natively(struct slot *slot, uint64_t unique, uint32_t journal, s
         pthread_cond_wait(&not_busy, &lock);
     if (!table_record(table, slot))
         return ENFILE;
-    enum mode mode = table_mode(table, slot);
-    if (mode == MODE_NONE && passthrough && get_backing_id(slot))
-        mode = MODE_PASSTHROUGH;
-    if (mode == MODE_NONE) /* perhaps not any more: the lock was given up */
-        mode = table_mode(table, slot);
+    bool has_id = passthrough && table_mode(table, slot) == MODE_NONE && get_backing_id(slot);
+    enum mode mode = table_mode(table, slot); /* the lock was given up: Python may have opened it meanwhile */
     if (mode == MODE_NONE)
-        mode = MODE_NATIVE;
+        mode = has_id ? MODE_PASSTHROUGH : MODE_NATIVE;
     if (mode == MODE_NATIVE && !get_descriptor(slot))
         return EIO;
-    if (mode == MODE_NATIVE && table_mode(table, slot) == MODE_PASSTHROUGH)
-        mode = MODE_PASSTHROUGH;
     if (!table_count(table, slot, journal, OP_OPEN, unique, mode, 1))
         return ENFILE;
-    *answer = (struct open_out){
-        .fh = slot->inode | NATIVE_HANDLE,
-        .open_flags = mode == MODE_PASSTHROUGH ? FOPEN_PASSTHROUGH : FOPEN_KEEP_CACHE,
-        .backing_id = mode == MODE_PASSTHROUGH ? memory->records[slot->record].backing_id : 0,
-    };
+    *answer = answer_in(slot, mode);
     return 0;
 }
 
@@ -427,28 +433,20 @@ static bool answer_open(const struct request *request, uint32_t journal)
         return false;
     pthread_mutex_lock(&lock);
     struct slot *slot = table_find(table, request->head.nodeid);
-    bool was_applied = unique & UNIQUE_RESENT && table_was_applied(table, unique, OP_OPEN);
-    if (was_applied && slot && slot->record != NO_RECORD) {
-        /* A predecessor counted it. Which mode it was is still the inode's mode. */
-        struct opens opens = table_opens(table, slot);
-        bool natively = opens.passthrough || opens.native;
-        answer = (struct open_out){
-            .fh = slot->inode | (natively ? NATIVE_HANDLE : 0),
-            .open_flags = opens.passthrough ? FOPEN_PASSTHROUGH : FOPEN_KEEP_CACHE,
-            .backing_id = opens.passthrough ? memory->records[slot->record].backing_id : 0,
-        };
+    enum mode applied = unique & UNIQUE_RESENT ? table_was_applied(table, unique, OP_OPEN) : MODE_NONE;
+    if (applied != MODE_NONE && slot && slot->record != NO_RECORD) {
+        answer = answer_in(slot, applied); /* a predecessor counted it */
         slot->opening++;
     } else {
-        if (!slot || !(slot->is_published || table_mode(table, slot) == MODE_PASSTHROUGH)) {
+        /* One that was withdrawn is Python's to judge, also while it is open: its name may lead elsewhere. */
+        if (!slot || !slot->is_published) {
             pthread_mutex_unlock(&lock);
             return false;
         }
         slot->opening++;
         if (open_natively(slot, unique, journal, &answer) != 0) {
             slot->opening--;
-            if (slot->is_published) {
-                table_withdraw(table, slot); /* its file is not what it should be; Python will find out */
-            }
+            table_withdraw(table, slot); /* its file is not what it should be; Python will find out */
             give_up(slot);
             pthread_mutex_unlock(&lock);
             return false;
@@ -479,7 +477,8 @@ static bool answer_release(const struct request *request, uint32_t journal)
         return false;
     pthread_mutex_lock(&lock);
     struct slot *slot = table_find(table, request->head.nodeid);
-    bool was_applied = request->head.unique & UNIQUE_RESENT && table_was_applied(table, request->head.unique, OP_RELEASE);
+    bool was_applied = request->head.unique & UNIQUE_RESENT &&
+                       table_was_applied(table, request->head.unique, OP_RELEASE) != MODE_NONE;
     if (slot) {
         slot->opening++; /* stays until the reply */
         if (!was_applied)
@@ -548,10 +547,25 @@ static bool answer_read(const struct request *request, uint8_t *buffer)
 
 /* -- interrupts -------------------------------------------------------------------------------------------------------- */
 
+/* Is the thread in a read system call? Else its read is a page fault, and EINTR would be a SIGBUS. True when nobody may know. */
+static bool is_in_read_call(uint32_t pid)
+{
+    char path[32];
+    long number = 0;
+
+    snprintf(path, sizeof path, "/proc/%u/syscall", pid);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return true;
+    bool is_known = fscanf(file, "%ld", &number) == 1;
+    fclose(file);
+    return !is_known || number == SYS_read || number == SYS_pread64 || number == SYS_readv || number == SYS_preadv ||
+           number == SYS_preadv2;
+}
+
 /* Is a signal waiting that its process should not have to wait for the store with? A fatal one, or one by which a user asks a
- * program to stop, whether it is caught or not. Other caught signals (timers, children) do not break off a read on a
- * local disk either, and EINTR in a page fault would be a SIGBUS. */
-static bool wants_to_stop(uint32_t pid)
+ * program to stop, also where it is caught. Other caught signals (timers, children) do not break off a read on a local disk either. */
+static bool wants_to_stop(uint32_t pid, uint32_t opcode)
 {
     const uint64_t asking = 1ULL << (SIGINT - 1) | 1ULL << (SIGTERM - 1) | 1ULL << (SIGHUP - 1) | 1ULL << (SIGQUIT - 1);
     const uint64_t harmless = 1ULL << (SIGCHLD - 1) | 1ULL << (SIGURG - 1) | 1ULL << (SIGWINCH - 1) | 1ULL << (SIGCONT - 1) |
@@ -571,13 +585,16 @@ static bool wants_to_stop(uint32_t pid)
         sscanf(line, "SigCgt: %llx", &caught);
     }
     fclose(file);
-    return ((pending | shared) & ~blocked & ~ignored & ~harmless & (~caught | asking)) != 0;
+    pending = (pending | shared) & ~blocked & ~ignored & ~harmless;
+    if (pending & ~caught)
+        return true;
+    return pending & asking && (opcode != OP_READ || is_in_read_call(pid));
 }
 
 /* Under the lock. Answers a waiting request with EINTR if its process may have it. */
 static void try_to_break_off(struct waiting *waiting)
 {
-    if (!waiting->is_interrupted || waiting->is_answered || !wants_to_stop(waiting->pid))
+    if (!waiting->is_interrupted || waiting->is_answered || !wants_to_stop(waiting->pid, waiting->opcode))
         return;
     waiting->is_answered = true;
     interrupted_count--;
@@ -650,11 +667,18 @@ static void forward(const struct request *request, const void *bytes, size_t cou
             memory->init_request_bytes = (uint32_t)count;
         }
     }
-    inflight_add(&inflight, (struct waiting){
-                                .unique = head->unique, .nodeid = head->nodeid, .opcode = head->opcode, .pid = head->pid});
-    enqueue(message);
+    bool is_noted = inflight_add(&inflight, (struct waiting){.unique = head->unique,
+                                                             .nodeid = head->nodeid,
+                                                             .opcode = head->opcode,
+                                                             .pid = head->pid});
+    if (is_noted)
+        enqueue(message);
     counters.forwarded++;
     pthread_mutex_unlock(&lock);
+    if (!is_noted) {
+        free(message);
+        reply(head->unique, ENOMEM, NULL, 0);
+    }
 }
 
 static void take(uint8_t *bytes, size_t count, uint32_t journal, uint8_t *buffer)
@@ -728,6 +752,21 @@ static void wake_up(int signal_number)
 
 #define WAKE_SIGNAL (SIGRTMIN + 9)
 
+/* Backing ids that the predecessor had acquired and not yet written down when it died: their files' blocks would stay for as long
+ * as the connection. The kernel numbers upwards, so they are among the last. */
+static void close_orphans(void)
+{
+    bool is_used[ORPHANS_MOST] = {false};
+    int32_t newest = backing_open(table_fd), first = newest > ORPHANS_MOST ? newest - ORPHANS_MOST : 1;
+
+    if (newest < 0)
+        return; /* this connection has no passthrough */
+    table_backing_ids(table, first, is_used, ORPHANS_MOST);
+    for (int32_t id = first; id <= newest; id++)
+        if (id == newest || !is_used[id - first])
+            backing_close(id);
+}
+
 /* Records of inodes that were being closed when the predecessor died. */
 static void finish_closing(void)
 {
@@ -749,6 +788,7 @@ bool serving_start(void)
         struct out_header resend = {.len = sizeof resend, .error = NOTIFY_RESEND};
         pthread_mutex_lock(&lock);
         finish_closing();
+        close_orphans();
         pthread_mutex_unlock(&lock);
         if (write(fuse_fd, &resend, sizeof resend) < 0)
             return false;
@@ -835,17 +875,19 @@ static ssize_t deliver_open(const struct waiting *waiting, struct iovec *pieces,
     memcpy(&answer, pieces[1].iov_base, sizeof answer);
     pthread_mutex_lock(&lock);
     struct slot *slot = table_slot(table, waiting->nodeid);
-    bool is_native = answer.fh & NATIVE_HANDLE, is_counted = false;
-    if (slot && is_native) {
+    bool is_pythons = !(answer.fh & NATIVE_HANDLE), is_counted = false;
+    if (slot && is_pythons)
+        slot->opening++;
+    /* Between Python's decision and here a thread may have opened the inode in passthrough, and then all its opens have to be. */
+    if (slot && (!is_pythons || table_mode(table, slot) == MODE_PASSTHROUGH)) {
         is_counted = open_natively(slot, unique, LOOP_JOURNAL, &answer) == 0;
         if (!is_counted)
-            answer.fh = waiting->nodeid; /* Python takes it back when it is read */
-    } else if (slot)
-        slot->opening++;
-    if (slot && !is_counted) {
-        answer.open_flags &= FOPEN_KEEP_CACHE;
-        answer.backing_id = 0;
-        is_counted = table_record(table, slot) && table_count(table, slot, LOOP_JOURNAL, OP_OPEN, unique, MODE_DAEMON, 1);
+            table_withdraw(table, slot);
+    }
+    if (slot && !is_counted && table_mode(table, slot) != MODE_PASSTHROUGH && table_record(table, slot) &&
+        table_count(table, slot, LOOP_JOURNAL, OP_OPEN, unique, MODE_DAEMON, 1)) {
+        is_counted = true;
+        answer = answer_in(slot, MODE_DAEMON); /* if Python gave it over, it takes it back when it is read */
     }
     pthread_mutex_unlock(&lock);
 
@@ -854,8 +896,8 @@ static ssize_t deliver_open(const struct waiting *waiting, struct iovec *pieces,
         reply(unique, ENFILE, NULL, 0);
     pthread_mutex_lock(&lock);
     table_settled(table, LOOP_JOURNAL);
-    if (!is_open && !(answer.fh & NATIVE_HANDLE))
-        tell_release(OP_RELEASE, waiting->nodeid, answer.fh);
+    if (is_pythons && (!is_open || answer.fh & NATIVE_HANDLE))
+        tell_release(OP_RELEASE, waiting->nodeid, waiting->nodeid);
     if (slot) {
         slot->opening--;
         if (is_counted && !is_open) {
@@ -875,18 +917,17 @@ static void close_again(const struct waiting *waiting, const struct iovec *piece
     struct open_out answer;
 
     memcpy(&answer, pieces[1].iov_base, sizeof answer);
-    if (waiting->opcode == OP_OPENDIR)
+    if (waiting->opcode == OP_OPENDIR) {
         tell_release(OP_RELEASEDIR, waiting->nodeid, answer.fh);
-    else if (!(answer.fh & NATIVE_HANDLE))
-        tell_release(OP_RELEASE, waiting->nodeid, answer.fh);
-    else {
-        struct slot *slot = table_find(table, waiting->nodeid);
-        if (slot && slot->opening) {
-            slot->opening--;
-            if (table_uses(table, slot) == 0)
-                give_up(slot);
-        }
+        return;
     }
+    struct slot *slot = table_find(table, waiting->nodeid);
+    if (!(answer.fh & NATIVE_HANDLE))
+        tell_release(OP_RELEASE, waiting->nodeid, answer.fh);
+    else if (slot && slot->opening)
+        slot->opening--;
+    if (slot)
+        give_up(slot);
 }
 
 ssize_t serving_reply(struct iovec *pieces, int count)
