@@ -86,7 +86,7 @@ def _on_mount(jobs: Jobs, state: State, scale: Scale, mount: Mount | None = None
 
     def side(lab: Lab) -> Take:
         chosen = mount or lab.hot
-        return _take(lab.timed(chosen, jobs(lab, chosen.root), _prepared(lab, jobs, chosen.root, state)), scale)
+        return _take(lab.timed(chosen, jobs(lab, chosen.root), _prepared(lab, jobs, chosen.root, state), settle=False), scale)
 
     return side
 

@@ -30,7 +30,7 @@ def test_behind_is_only_what_the_interval_says_and_memory_is_compared_with_juice
     better = [dict.fromkeys(ROWS, 20.0) for _ in range(5)]
     mixed = [dict.fromkeys(ROWS, figure) for figure in (5.0, 5.0, 11.0, 11.0, 11.0)]
     rounds = {AS_IT_IS.name: ours, JUICEFS: better, RCLONE: mixed}
-    said = {line.split()[1]: line for line in verdicts(rounds).splitlines()[1:]}
+    said = {line.split()[0].removeprefix("tiercache/"): line for line in verdicts(rounds).splitlines()[1:]}
     assert said[HOT_SEQUENTIAL.name].endswith("not ahead of BEHIND juicefs, rclone")
     assert said[FIRST_BYTE.name].endswith("ahead")
     assert RCLONE not in said[RESIDENT.name]

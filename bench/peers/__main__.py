@@ -121,7 +121,7 @@ def _verdict(rounds: Rounds, ours: Contestant, row: PeerRow, peers: Sequence[str
         if statistics.median(ratios) < 1:
             behind.append(peer if ends is None or ends[1] >= 1 else f"BEHIND {peer}")
     word = f"not ahead of {', '.join(behind)}" if behind else "ahead" if texts else "no peer"
-    return f"{ours.name + ' ' + row.name:34}{'  '.join(f'{text:28}' for text in texts)}{word}"
+    return f"{ours.name + '/' + row.name:34}{'  '.join(f'{text:28}' for text in texts)}{word}"
 
 
 def advantages(row: PeerRow, ours: Sequence[Figures], theirs: Sequence[Figures]) -> list[float]:

@@ -111,7 +111,7 @@ def _hot(lab: Lab, mounted: Mounted, figures: Figures) -> None:
 
     before = mounted.cpu_seconds()
     figures[HOT_SEQUENTIAL] = rate([Sequential(big, size_bytes)], lab.drop_pages) / 1e6
-    figures[HOT_CPU] = (mounted.settled_cpu_seconds() - before) / (size_bytes / 2**30)
+    figures[HOT_CPU] = (mounted.cpu_seconds() - before) / (size_bytes / 2**30)
     figures[HOT_AGAIN] = rate([Sequential(big, size_bytes, AGAIN_ROUNDS)]) / 1e6
     figures[HOT_RANDOM_1] = rate([Random(big, size_bytes, SEED, count)], lab.drop_pages)
     four: list[Job] = [Random(big, size_bytes, SEED + number, count // 4) for number in range(4)]
