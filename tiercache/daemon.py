@@ -227,6 +227,7 @@ class Daemon:
                 mountpoint=self._point,
                 socket=socket,
                 path=lambda: ReadPath(self._path.kind, self._path.reason),
+                native_counts=lambda: None if self._native is None else self._native.counts(),
                 hot_paths=self._hot.paths,
                 notices=self._hot.notices,
                 forget_names=session.forget_names,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,6 +49,7 @@ class Mounted:
     mountpoint: str
     socket: str
     path: Callable[[], ReadPath]
+    native_counts: Callable[[], Mapping[str, int] | None]
     hot_paths: Sequence[str]
     notices: Sequence[str]
     forget_names: Callable[[Iterable[tuple[Inode, bytes]]], None]
@@ -217,6 +218,12 @@ class Answers:
         for path, ledger in zip(self._mounted.hot_paths, self._engine.room.ledgers, strict=True):
             metrics.hot_used_bytes.labels(path).set(ledger.used_bytes)
             metrics.hot_capacity_bytes.labels(path).set(ledger.capacity_bytes)
+        counts = self._mounted.native_counts()
+        if counts is not None:
+            for path in ("passthrough", "native", "python"):
+                metrics.open_handles.labels(path).set(counts[path])
+            metrics.published_files.set(counts["published"])
+            metrics.backing_files.set(counts["backing"])
         metrics.hot_objects.set(self._engine.index.hot_count())
         metrics.pins.set(len(self._engine.pinning.pins()))
         metrics.pinned_bytes.set(self._engine.pinning.pinned_bytes())

@@ -288,6 +288,7 @@ static PyObject *harvest(PyObject *self, PyObject *limit)
 static PyObject *opened(PyObject *self, PyObject *unused)
 {
     PyObject *found = PyList_New(0);
+    int collects = PyGC_Disable(); /* a finalizer that gave up the GIL under the lock would be a deadlock */
     struct table *table = serving_lock();
     bool failed = !found;
 
@@ -302,6 +303,8 @@ static PyObject *opened(PyObject *self, PyObject *unused)
             Py_XDECREF(item);
         }
     serving_unlock();
+    if (collects)
+        PyGC_Enable();
     if (failed)
         Py_CLEAR(found);
     return found;
@@ -309,19 +312,28 @@ static PyObject *opened(PyObject *self, PyObject *unused)
 
 static PyObject *counts(PyObject *self, PyObject *unused)
 {
-    size_t published = 0, open = 0, backing = 0;
+    size_t published = 0, backing = 0, passthrough = 0, native = 0, daemon = 0;
     struct table *table = serving_lock();
 
     if (table) {
         published = table->published_count;
         for (uint32_t i = 0; i < table->memory->records_used; i++) {
-            open += table->memory->records[i].inode != 0;
-            backing += table->memory->records[i].inode != 0 && table->memory->records[i].backing_id > 0;
+            const struct record *record = &table->memory->records[i];
+            uint64_t packed = record->opens;
+            struct opens opens;
+            if (record->inode == 0)
+                continue;
+            memcpy(&opens, &packed, sizeof opens);
+            passthrough += opens.passthrough;
+            native += opens.native;
+            daemon += opens.daemon;
+            backing += record->backing_id > 0;
         }
     }
     serving_unlock();
-    return Py_BuildValue("{s:n,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "published", (Py_ssize_t)published, "open", (Py_ssize_t)open,
-                         "backing", (Py_ssize_t)backing, "opens", (unsigned long long)counters.opens, "releases",
+    return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "published", (Py_ssize_t)published, "backing",
+                         (Py_ssize_t)backing, "passthrough", (Py_ssize_t)passthrough, "native", (Py_ssize_t)native, "python",
+                         (Py_ssize_t)daemon, "opens", (unsigned long long)counters.opens, "releases",
                          (unsigned long long)counters.releases, "reads", (unsigned long long)counters.reads, "read_bytes",
                          (unsigned long long)counters.read_bytes, "forwarded", (unsigned long long)counters.forwarded, "interrupted",
                          (unsigned long long)counters.interrupted, "passthrough_failures",

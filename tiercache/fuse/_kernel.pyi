@@ -47,7 +47,9 @@ def harvest(limit: int, /) -> list[tuple[int, bytes, int, int, int, int, int]]:
 def opened() -> list[tuple[int, int, int, int, bytes]]:
     """Every open inode: opens in passthrough, opens served by the native threads, opens served by Python, `blob`."""
 
-def counts() -> dict[str, int]: ...
+def counts() -> dict[str, int]:
+    """Published inodes, backing ids, opens by who serves their reads (passthrough, native, python), counters since the start."""
+
 def stop() -> None:
     """End the threads. Requests not answered are left to a successor."""
 

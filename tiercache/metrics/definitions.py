@@ -99,6 +99,9 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("evicted_bytes", _C, "bytes", "Bytes freed by evictions"),
     Definition("hot_used_bytes", _G, "bytes", "Space of the hot tier in use or reserved", ("directory",)),
     Definition("hot_capacity_bytes", _G, "bytes", "Space that the hot tier may use", ("directory",)),
+    Definition("open_handles", _G, "", "Open files by who serves their reads: passthrough, native, python", ("path",)),
+    Definition("published_files", _G, "", "Hot files that are opened without Python"),
+    Definition("backing_files", _G, "", "Hot files that the kernel holds open for passthrough"),
     Definition("hot_objects", _G, "", "Objects with bytes in the hot tier"),
     Definition("verify_failures", _C, "", "Chunks in the hot tier whose bytes did not match their checksum"),
     Definition("scrubbed_bytes", _C, "bytes", "Bytes of the hot tier hashed in the background"),
@@ -145,6 +148,9 @@ class Metrics:
         self.evictions = self._counter("evictions")
         self.evicted_bytes = self._counter("evicted_bytes")
         self.hot_used_bytes = self._gauge("hot_used_bytes")
+        self.open_handles = self._gauge("open_handles")
+        self.published_files = self._gauge("published_files")
+        self.backing_files = self._gauge("backing_files")
         self.hot_capacity_bytes = self._gauge("hot_capacity_bytes")
         self.hot_objects = self._gauge("hot_objects")
         self.verify_failures = self._counter("verify_failures")
