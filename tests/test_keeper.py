@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
 import os
 import re
 import select
@@ -232,6 +233,10 @@ def test_the_pace() -> None:
     assert [ends.another(moment) for moment in (0.0, 1.0, 2.0, 3.0, 4.0)] == [0.1, 0.2, 0.4, 0.8, None]
     ends = Ends(Pace(0.1, 5, 60))
     assert [ends.another(16.0 * number) for number in range(40)] == [0.1, 0.2, 0.4] + [0.8] * 37
+    ends = Ends(Pace(0.1, 5, 60, 2.0))
+    lives = [(1.0, 1.9), (2.0, -math.inf), (3.0, 0.0), (8.0, 2.0), (9.0, 0.0), (10.0, 0.0), (11.0, 0.0), (12.0, 0.0)]
+    delays = [ends.another(*life) for life in lives]
+    assert delays == [0.1, 0.2, 0.4, 0.1, 0.2, 0.4, 0.8, None], "one that has served begins a new count"
     assert Ends(Pace()).another(1e6) == 0.1
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import math
 import os
 import select
 import signal
@@ -45,11 +46,13 @@ _CREDENTIALS = struct.Struct("3i")
 
 class Pace(NamedTuple):
     """After an end the next daemon is started after `first_seconds`, twice that after the next end, and so on; `loop_count` ends
-    within `loop_seconds` are a crash loop."""
+    within `loop_seconds` are a crash loop. A daemon that has served for `settled_seconds` begins a new count: what killed it was
+    not the start, nor a request that waited for it."""
 
     first_seconds: float = 0.1
     loop_count: int = 5
     loop_seconds: float = 60.0
+    settled_seconds: float = 2.0
 
 
 PACE = Pace()
@@ -62,10 +65,11 @@ class Ends:
         self._pace = pace
         self._recent: list[float] = []
 
-    def another(self, now_seconds: float) -> float | None:
-        """How long to wait before the next start; None when it is a crash loop."""
+    def another(self, now_seconds: float, served_seconds: float = 0.0) -> float | None:
+        """How long to wait before the next start, after a daemon that has served that long; None when it is a crash loop."""
         pace = self._pace
-        self._recent = [*(end for end in self._recent if now_seconds - end < pace.loop_seconds), now_seconds]
+        counted = [] if served_seconds >= pace.settled_seconds else self._recent
+        self._recent = [*(end for end in counted if now_seconds - end < pace.loop_seconds), now_seconds]
         if len(self._recent) >= pace.loop_count:
             return None
         return float(pace.first_seconds * 2 ** (len(self._recent) - 1))
@@ -93,6 +97,7 @@ class Keeper:
         self._was_mounted = False
         self._stop_asked = False
         self._pid = 0
+        self._ready_at = math.inf
         self._notices = _notify_socket()
         self._signals = _signal_socket()
         self._poll = select.poll()
@@ -107,6 +112,7 @@ class Keeper:
         """The exit code. Blocks as long as the mount lives."""
         restarts, stopped_at = 0, 0.0
         while True:
+            self._ready_at = math.inf
             self._pid = self._start(restarts, stopped_at)
             status = self._watch()
             stopped_at = time.monotonic()
@@ -116,7 +122,7 @@ class Keeper:
             if not self._was_mounted or self._stop_asked:
                 _log("error", "daemon_ended", how=how)
                 break
-            delay_seconds = self._ends.another(stopped_at)
+            delay_seconds = self._ends.another(stopped_at, stopped_at - self._ready_at)
             if delay_seconds is None:
                 _log("error", "daemon_given_up", how=how, mountpoint=self._point)
                 break
@@ -240,9 +246,11 @@ class Keeper:
         elif fields.get("FDSTOREREMOVE") == "1":
             self._drop(name)
         _close(fds)
-        if fields.get("READY") == "1" and not self._was_mounted:
-            self._was_mounted = True
-            self._listen()
+        if fields.get("READY") == "1":
+            self._ready_at = min(self._ready_at, time.monotonic())
+            if not self._was_mounted:
+                self._was_mounted = True
+                self._listen()
 
     def _drop(self, name: str) -> None:
         if name in self._kept:
