@@ -77,7 +77,7 @@ class Namespace:
         clock: Callable[[], float],
         on_unreachable: Callable[[str, int], None],
         nursery: trio.Nursery,
-        outdated: Callable[[Inode], None] = lambda _inode: None,
+        outdated: Callable[[Entry], None] = lambda _entry: None,
     ) -> None:
         assert not single or len(datasets) == 1
         self._names = Names(index)

@@ -38,11 +38,11 @@ class Publication(Protocol):
     def publish(self, entry: Entry, directory: int) -> bool:
         """Opens of the inode may be answered from its hot file in this hot directory. False: they are not."""
 
-    def withdraw(self, inode: Inode) -> None:
-        """Opens come to the engine again."""
+    def withdraw(self, entry: Entry) -> None:
+        """The name leads elsewhere: look-ups of it and opens of the inode come to the engine again."""
 
     def withdraw_object(self, object_id: ObjectId) -> int:
-        """The same, by object; how many native opens there still are."""
+        """Opens of the object come to the engine again; how many native opens there still are."""
 
     def uses(self, object_id: ObjectId) -> int:
         """How many native opens the object's file has."""
@@ -64,7 +64,7 @@ class NothingPublished:
     def publish(self, entry: Entry, directory: int) -> bool:
         return False
 
-    def withdraw(self, inode: Inode) -> None:
+    def withdraw(self, entry: Entry) -> None:
         return
 
     def withdraw_object(self, object_id: ObjectId) -> int:

@@ -74,7 +74,7 @@ class Recorded:
 
 
 class Recorder:
-    def __init__(self, names: Names, outdated: Callable[[Inode], None]) -> None:
+    def __init__(self, names: Names, outdated: Callable[[Entry], None]) -> None:
         """`outdated` is told of each file whose name leads elsewhere, before that is committed."""
         self._names = names
         self._outdated = outdated
@@ -283,7 +283,7 @@ class Recorder:
         if former is None or former.inode == successor:
             return
         if former.kind is Kind.FILE:
-            self._outdated(former.inode)
+            self._outdated(former)
             return
         self._dead[former.inode] = None
         if len(self._dead) > MAX_REMEMBERED:

@@ -253,6 +253,18 @@ static PyObject *hand_over(PyObject *self, PyObject *args)
     return PyBool_FromLong(is_native);
 }
 
+static PyObject *forget_name(PyObject *self, PyObject *args)
+{
+    unsigned long long parent;
+    Py_buffer name;
+
+    if (!PyArg_ParseTuple(args, "Ky*", &parent, &name))
+        return NULL;
+    serving_forget_name(parent, name.buf, (size_t)name.len);
+    PyBuffer_Release(&name);
+    Py_RETURN_NONE;
+}
+
 static PyObject *harvest(PyObject *self, PyObject *limit)
 {
     long most = PyLong_AsLong(limit);
@@ -369,6 +381,7 @@ static PyMethodDef methods[] = {
     {"withdraw_object", withdraw_object, METH_O, NULL},
     {"uses", uses, METH_O, NULL},
     {"hand_over", hand_over, METH_VARARGS, NULL},
+    {"forget_name", forget_name, METH_VARARGS, NULL},
     {"harvest", harvest, METH_O, NULL},
     {"opened", opened, METH_NOARGS, NULL},
     {"counts", counts, METH_NOARGS, NULL},

@@ -41,6 +41,9 @@ def hand_over(inode: int, blob: bytes, /) -> bool:
     """Called as the last thing before an OPEN is answered. True: answer with the handle `inode | NATIVE_HANDLE`; reads and the
     release will not come here."""
 
+def forget_name(parent: int, name: bytes, /) -> None:
+    """Python is asked for the name again, however long its last answer was to be believed."""
+
 def harvest(limit: int, /) -> list[tuple[int, bytes, int, int, int, int, int]]:
     """What was used since last asked: inode, object id, dataset, opens, bytes read by the native thread, size, Unix seconds."""
 

@@ -70,6 +70,9 @@ struct waiting inflight_take(struct inflight *inflight, uint64_t unique)
 
 void inflight_free(struct inflight *inflight)
 {
+    for (size_t i = 0; i < inflight->size; i++)
+        if (inflight->places[i].unique)
+            free(inflight->places[i].name);
     free(inflight->places);
     *inflight = (struct inflight){0};
 }

@@ -10,6 +10,8 @@ struct waiting {
     uint64_t unique; /* 0: empty place */
     uint64_t nodeid;
     uint32_t opcode, pid;
+    char *name; /* of a LOOKUP; owned */
+    uint8_t name_bytes;
     bool is_interrupted; /* the kernel asked to give it up; its process is looked at until it may be */
     bool is_answered;    /* it was given up: what Python says comes too late */
 };

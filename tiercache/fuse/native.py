@@ -163,8 +163,12 @@ class Native:
         dataset = self._positions[entry.dataset]
         return bool(self._kernel.publish(entry.inode, entry.object_id, directory, dataset, entry.size_bytes, blob))
 
-    def withdraw(self, inode: Inode) -> None:
-        self._kernel.withdraw(inode)
+    def withdraw(self, entry: Entry) -> None:
+        self._kernel.forget_name(entry.parent, entry.name)
+        self._kernel.withdraw(entry.inode)
+
+    def forget_name(self, parent: Inode, name: bytes) -> None:
+        self._kernel.forget_name(parent, name)
 
     def withdraw_object(self, object_id: ObjectId) -> int:
         return int(self._kernel.withdraw_object(object_id))

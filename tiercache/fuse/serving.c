@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "inflight.h"
+#include "names.h"
 #include "requests.h"
 
 enum {
@@ -27,6 +28,7 @@ enum {
     INTERRUPT_CHECK_MS = 200,
     ORPHANS_MOST = 1024,
     NOTIFY_RESEND = 7,
+    NAMES_MOST = 131072, /* some 200 bytes each */
 };
 
 /* Requests that only Python is to hear of: no reply of theirs reaches the kernel, whose own numbers are far below. */
@@ -59,12 +61,20 @@ static int fuse_fd = -1, table_fd = -1, event_fd = -1;
 static struct memory *memory;
 static struct table *table;
 static struct inflight inflight;
+static struct names names;
 static size_t interrupted_count;
 static struct message *first_message, **last_message = &first_message;
 static uint64_t init_unique, offered, agreed, synthetic_count;
 static pthread_t threads[MAX_THREADS + 1];
 static int started_count;
 static _Atomic uint64_t handled[MAX_THREADS]; /* the request that each thread is at */
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now); /* as the kernel's own times to live: not stopped by a suspend, nor set */
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
 
 static uint32_t now_seconds(void)
 {
@@ -87,6 +97,7 @@ bool serving_prepare(const struct settings *wanted, int old_fuse_fd, int old_tab
         table = NULL;
         munmap(memory, sizeof *memory);
         inflight_free(&inflight);
+        names_free(&names);
         is_prepared = has_ended = agrees = is_stopping = false;
     }
     is_takeover = old_table_fd >= 0;
@@ -112,6 +123,7 @@ bool serving_prepare(const struct settings *wanted, int old_fuse_fd, int old_tab
         errno = EPROTO;
         return false;
     }
+    names_make(&names, NAMES_MOST); /* without memory for it every name is asked for */
     settings = *wanted;
     fuse_fd = old_fuse_fd;
     is_prepared = true;
@@ -650,6 +662,43 @@ static void *watch_interrupted(void *unused)
 
 /* -- the threads ------------------------------------------------------------------------------------------------------- */
 
+static bool answer_lookup(const struct request *request)
+{
+    const char *name = (const char *)request->body;
+    struct entry_out entry;
+
+    pthread_mutex_lock(&lock);
+    bool is_known = names_find(&names, request->head.nodeid, name, strnlen(name, request->body_bytes), now_ns(), &entry);
+    pthread_mutex_unlock(&lock);
+    if (is_known) {
+        reply(request->head.unique, 0, &entry, sizeof entry);
+        counters.lookups++;
+    }
+    return is_known;
+}
+
+void serving_forget_name(uint64_t parent, const char *name, size_t count)
+{
+    pthread_mutex_lock(&lock);
+    names_drop(&names, parent, name, count);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Keeps what Python says of names. Under the lock. */
+static void note_names(const struct waiting *waiting, int32_t error, const struct iovec *pieces, int count)
+{
+    struct entry_out entry;
+
+    if (error == -ESTALE) { /* the kernel looks the name up again, and must not be led to the same inode */
+        names_clear(&names);
+    } else if (error == 0 && count == 2 && waiting->name && pieces[1].iov_len >= sizeof entry) {
+        memcpy(&entry, pieces[1].iov_base, sizeof entry);
+        names_put(&names, waiting->nodeid, waiting->name, waiting->name_bytes, &entry, now_ns());
+    } else if (error == 0 && count == 2 && waiting->opcode == OP_READDIRPLUS) {
+        names_put_listed(&names, waiting->nodeid, pieces[1].iov_base, pieces[1].iov_len, now_ns());
+    }
+}
+
 static void forward(const struct request *request, const void *bytes, size_t count)
 {
     const struct in_header *head = &request->head;
@@ -667,15 +716,17 @@ static void forward(const struct request *request, const void *bytes, size_t cou
             memory->init_request_bytes = (uint32_t)count;
         }
     }
-    bool is_noted = inflight_add(&inflight, (struct waiting){.unique = head->unique,
-                                                             .nodeid = head->nodeid,
-                                                             .opcode = head->opcode,
-                                                             .pid = head->pid});
+    struct waiting waiting = {.unique = head->unique, .nodeid = head->nodeid, .opcode = head->opcode, .pid = head->pid};
+    size_t name_bytes = head->opcode == OP_LOOKUP ? strnlen((const char *)request->body, request->body_bytes) : 0;
+    if (name_bytes > 0 && name_bytes <= NAME_BYTES && (waiting.name = strndup((const char *)request->body, name_bytes)))
+        waiting.name_bytes = (uint8_t)name_bytes;
+    bool is_noted = inflight_add(&inflight, waiting);
     if (is_noted)
         enqueue(message);
     counters.forwarded++;
     pthread_mutex_unlock(&lock);
     if (!is_noted) {
+        free(waiting.name);
         free(message);
         reply(head->unique, ENOMEM, NULL, 0);
     }
@@ -690,6 +741,9 @@ static void take(uint8_t *bytes, size_t count, uint32_t journal, uint8_t *buffer
         return;
     handled[journal] = request.head.unique;
     switch (request.head.opcode) {
+    case OP_LOOKUP:
+        is_answered = answer_lookup(&request);
+        break;
     case OP_OPEN:
         is_answered = answer_open(&request, journal);
         break;
@@ -959,7 +1013,9 @@ ssize_t serving_reply(struct iovec *pieces, int count)
         interrupted_count--;
     if (waiting.is_answered && has_opened)
         close_again(&waiting, pieces);
+    note_names(&waiting, head.error, pieces, count);
     pthread_mutex_unlock(&lock);
+    free(waiting.name);
     if (waiting.is_answered)
         return (ssize_t)total;
     if (has_opened && waiting.opcode == OP_OPEN)

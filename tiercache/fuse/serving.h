@@ -23,7 +23,7 @@ struct settings {
 };
 
 struct counters {
-    _Atomic uint64_t opens, releases, reads, read_bytes, forwarded, interrupted, passthrough_failures;
+    _Atomic uint64_t lookups, opens, releases, reads, read_bytes, forwarded, interrupted, passthrough_failures;
 };
 extern struct counters counters;
 
@@ -52,6 +52,9 @@ uint64_t serving_agreed(void);
 /* The errno with which the kernel refuses a file as a backing file; 0: it does not. */
 int serving_probe(int fd);
 void serving_set_passthrough(bool enabled);
+
+/* Names that the kernel is to ask for again. */
+void serving_forget_name(uint64_t parent, const char *name, size_t count);
 
 /* The table, locked. */
 struct table *serving_lock(void);

@@ -105,6 +105,8 @@ class Session:
     def forget_names(self, names: Iterable[tuple[Inode, bytes]]) -> None:
         """Let the kernel look these names up again. Returns at once: a thread of pyfuse3's tells the kernel."""
         for parent, name in names:
+            if self._native is not None:
+                self._native.forget_name(parent, name)
             pyfuse3.invalidate_entry_async(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name), ignore_enoent=True)
 
 
