@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "inflight.h"
+#include "names.h"
 #include "open_table.h"
 #include "requests.h"
 
@@ -165,6 +166,122 @@ static void test_inflight(void)
                 CHECK(inflight_find(&inflight, reference[i]));
     }
     inflight_free(&inflight);
+}
+
+/* -- names ----------------------------------------------------------------------------------------------------------- */
+
+static void test_names(size_t most)
+{
+    enum { NAMES = 200 };
+    static struct {
+        uint64_t nodeid, until;
+    } reference[2][NAMES];
+    struct names names;
+    struct entry_out entry;
+    char text[32];
+    uint64_t now = 1000;
+
+    CHECK(names_make(&names, most));
+    memset(reference, 0, sizeof reference);
+    for (int round = 0; round < 300000; round++) {
+        uint32_t parent = below(2), number = below(NAMES);
+        size_t length = (size_t)snprintf(text, sizeof text, "%0*u", 1 + (int)(number % 9), number);
+        now += below(3) ? 0 : next() % 1000000000;
+        switch (below(4)) {
+        case 0:
+            entry = (struct entry_out){.nodeid = next(), .entry_valid = below(20), .entry_valid_nsec = below(1000000000)};
+            names_put(&names, parent, text, length, &entry, now);
+            reference[parent][number].nodeid = entry.nodeid;
+            reference[parent][number].until = now + entry.entry_valid * 1000000000ULL + entry.entry_valid_nsec;
+            break;
+        case 1:
+            if (below(10) == 0) {
+                names_drop(&names, parent, text, length);
+                reference[parent][number].until = 0;
+            }
+            if (below(5000) == 0) {
+                names_clear(&names);
+                memset(reference, 0, sizeof reference);
+                CHECK(names.count == 0);
+            }
+            break;
+        default: {
+            bool is_found = names_find(&names, parent, text, length, now, &entry), is_valid = reference[parent][number].until > now;
+            CHECK(is_valid || !is_found);
+            CHECK(is_found || !is_valid || most < 2 * NAMES); /* what did not fit is only forgotten */
+            if (is_found) {
+                CHECK(entry.nodeid == reference[parent][number].nodeid);
+                CHECK(entry.entry_valid * 1000000000ULL + entry.entry_valid_nsec == reference[parent][number].until - now);
+            }
+        }
+        }
+        CHECK(names.count <= most);
+    }
+    names_free(&names);
+}
+
+/* Whole and cut READDIRPLUS bodies, and noise. */
+static void test_listed_names(void)
+{
+    for (int round = 0; round < 20000; round++) {
+        struct names names;
+        struct entry_out found;
+        uint8_t body[4096];
+        size_t filled = 0, whole = 0;
+        uint32_t count = below(12);
+
+        CHECK(names_make(&names, 100));
+        memset(body, 0, sizeof body);
+        for (uint32_t i = 0; i < count; i++) {
+            char text[8];
+            struct listed listed = {.entry = {.nodeid = 100 + i, .entry_valid = 5}};
+            listed.name_bytes = (uint32_t)snprintf(text, sizeof text, "n%u", i);
+            memcpy(body + filled, &listed, sizeof listed);
+            memcpy(body + filled + sizeof listed, text, listed.name_bytes);
+            filled += (sizeof listed + listed.name_bytes + 7) & ~(size_t)7;
+        }
+        whole = filled;
+        bool is_noise = below(3) == 0;
+        if (is_noise)
+            for (int i = 0; i < 8; i++)
+                body[below(sizeof body)] = (uint8_t)next();
+        else if (below(2))
+            filled = below((uint32_t)filled + 1);
+        uint8_t *exact = malloc(filled ? filled : 1);
+        memcpy(exact, body, filled);
+        names_put_listed(&names, 7, exact, filled, 0);
+        free(exact);
+        if (!is_noise && filled == whole)
+            for (uint32_t i = 0; i < count; i++) {
+                char text[8];
+                size_t length = (size_t)snprintf(text, sizeof text, "n%u", i);
+                CHECK(names_find(&names, 7, text, length, 1, &found) && found.nodeid == 100 + i);
+            }
+        names_free(&names);
+    }
+}
+
+static void test_directory_requests(void)
+{
+    for (int round = 0; round < 20000; round++) {
+        struct {
+            struct in_header head;
+            uint64_t fh, offset;
+        } request = {.head = {.opcode = below(2) ? OP_READDIRPLUS : OP_RELEASEDIR, .nodeid = 1 + next() / 4}, .offset = below(1000)};
+        uint32_t era = below(40000), other = below(2) ? era : era + 1;
+        uint64_t handle = 2 * below(1000) + below(2), offset = request.offset;
+
+        request.fh = directory_handle(handle, era);
+        CHECK(!(request.fh & STRANGE_HANDLE) && !directory_request((uint8_t *)&request, sizeof request - 1, era));
+        CHECK(directory_request((uint8_t *)&request, sizeof request, other));
+        if (other == era) {
+            CHECK(request.fh == handle && request.offset == offset);
+        } else {
+            bool is_listed = handle & 1 && request.head.opcode == OP_READDIRPLUS;
+            CHECK(request.fh == (request.head.nodeid | STRANGE_HANDLE));
+            CHECK(request.offset == (offset | (is_listed ? LISTED_POSITION : 0)));
+        }
+    }
 }
 
 /* -- the open table ------------------------------------------------------------------------------------------------- */
@@ -519,6 +636,10 @@ int main(int argc, char **argv)
     test_requests();
     test_init_patch();
     test_inflight();
+    test_names(1000);
+    test_names(50);
+    test_listed_names();
+    test_directory_requests();
     test_table(INODES);
     test_table(40);
     test_limits();

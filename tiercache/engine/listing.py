@@ -282,7 +282,9 @@ def _first_time(listing: Listing, found: Sequence[Named], new_count: int) -> lis
 
 
 class DirectoryStream(Protocol):
-    """An open directory."""
+    """An open directory. `is_listed`: in the order in which the store lists it, else in that of the index."""
+
+    is_listed: bool
 
     async def read(self, position: int) -> list[tuple[Entry, int]]:
         """Entries from `position` (0 is the start), each with the position that follows it; none at the end.
@@ -294,6 +296,8 @@ class DirectoryStream(Protocol):
 
 class ListedStream:
     """The names of a listing as it goes on; what they lead to is looked up when they are read."""
+
+    is_listed = True
 
     def __init__(self, listing: Listing, names: Names) -> None:
         self._listing = listing
@@ -313,6 +317,8 @@ class ListedStream:
 class RememberedStream:
     """A directory that need not be listed: from the index, as far as it is read. Holds the names, for positions to stay true."""
 
+    is_listed = False
+
     def __init__(self, names: Names, parent: Inode) -> None:
         self._names = names
         self._parent = parent
@@ -321,6 +327,11 @@ class RememberedStream:
     async def read(self, position: int) -> list[tuple[Entry, int]]:
         found: list[tuple[Entry, int]] = []
         while not found:
+            while len(self._order) < position:  # a successor's stream, that is asked to go on
+                names, _ = self._names.children(self._parent, self._order[-1] if self._order else b"", STREAM_BATCH)
+                if not names:
+                    return found
+                self._order += names
             part = self._order[position : position + STREAM_BATCH]
             if part:
                 entries = [self._names.child(self._parent, name) for name in part]
@@ -337,6 +348,8 @@ class RememberedStream:
 
 class FixedStream:
     """The datasets of a mount."""
+
+    is_listed = False
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries

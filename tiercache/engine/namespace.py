@@ -275,6 +275,15 @@ class Namespace:
             return RememberedStream(self._names, inode)
         return ListedStream(listing, self._names)
 
+    async def reopen_directory(self, inode: Inode, *, is_listed: bool) -> DirectoryStream:
+        """What a predecessor's `open_directory` gave out, in the same order: `is_listed` as its stream said."""
+        await self._ready()
+        if inode == ROOT_INODE and not self._single:
+            return FixedStream(self._markers)
+        if is_listed:
+            return ListedStream(self._listings.demand(self._place(inode)), self._names)
+        return RememberedStream(self._names, inode)
+
     def _listing_ended(self, listing: Listing) -> None:
         self._outages.heard(listing.place.dataset.name)
         self._count_unreachable(listing.place, listing.level.unreachable_count)

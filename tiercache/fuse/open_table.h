@@ -71,6 +71,7 @@ struct memory {
      * killed before it answers, and a `unique` is never given to another request. */
     struct journal applied[APPLIED];
     uint32_t applied_next;
+    uint32_t era; /* which successor serves: tells directory handles of predecessors */
     uint32_t records_used; /* records from this one on were never touched, and take no memory */
     struct record records[RECORDS];
 };

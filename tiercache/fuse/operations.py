@@ -37,6 +37,7 @@ Asynchronous = Callable[P, Coroutine[Any, Any, R]]
 ATTRIBUTES_SECONDS = 86400.0
 BLOCK_BYTES = 4096
 NAME_MAX = 255
+LISTED_POSITION = 1 << 62  # see _kernel.c: of a handle that a predecessor gave
 XATTR_PREFIX = b"user.tiercache."
 
 
@@ -120,7 +121,8 @@ class Operations(pyfuse3.Operations):
         self._facts = facts
         self._owner = owner
         self._directories: dict[int, _OpenDirectory] = {}
-        self._next_directory = 1
+        self._next_directory = 2
+        self._strange_directories: dict[tuple[int, bool], _OpenDirectory] = {}
         self._quiet_until: dict[tuple[str, int], float] = {}
 
     def failed(self, name: str, number: int, error: TiercacheError) -> None:
@@ -183,8 +185,8 @@ class Operations(pyfuse3.Operations):
     @operation("opendir")
     async def opendir(self, inode: int, _ctx: RequestContext) -> int:
         stream = await self._namespace.open_directory(Inode(inode))
-        handle = self._next_directory
-        self._next_directory += 1
+        handle = self._next_directory | stream.is_listed
+        self._next_directory += 2
         self._directories[handle] = _OpenDirectory(stream)
         return handle
 
@@ -192,7 +194,8 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         directory = self._directories.get(fh)
         if directory is None:
-            raise VersionChanged("the directory was opened before a restart")
+            directory = await self._strange(fh, is_listed=bool(start_id & LISTED_POSITION))
+        start_id &= ~LISTED_POSITION
         while batch := await directory.from_position(start_id):
             for entry, following in batch:
                 attributes = self._attributes(entry, self._namespace.ttl_seconds(entry))
@@ -200,8 +203,20 @@ class Operations(pyfuse3.Operations):
                     return
                 start_id = following
 
+    async def _strange(self, fh: int, *, is_listed: bool) -> _OpenDirectory:
+        """A directory that a predecessor opened: listed again the way it did, so that positions mean the same."""
+        if not fh & NATIVE_HANDLE:
+            raise VersionChanged("the directory was opened before a restart")
+        directory = self._strange_directories.get((fh, is_listed))
+        if directory is None:
+            stream = await self._namespace.reopen_directory(Inode(fh & ~NATIVE_HANDLE), is_listed=is_listed)
+            directory = self._strange_directories[fh, is_listed] = _OpenDirectory(stream)
+        return directory
+
     async def releasedir(self, fh: int) -> None:
         self._directories.pop(fh, None)
+        for is_listed in (False, True):
+            self._strange_directories.pop((fh, is_listed), None)
 
     # -- files
 

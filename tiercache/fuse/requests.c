@@ -77,6 +77,35 @@ bool init_agrees(const void *saved, const void *now, size_t count)
                                                (const uint8_t *)now + sizeof(struct out_header), sizeof(struct init_out)) == 0;
 }
 
+enum { ERA_SHIFT = 48, ERA_MASK = 0x7fff };
+
+uint64_t directory_handle(uint64_t fh, uint32_t era)
+{
+    return fh | (uint64_t)(era & ERA_MASK) << ERA_SHIFT;
+}
+
+bool directory_request(uint8_t *bytes, size_t count, uint32_t era)
+{
+    struct in_header head;
+    struct {
+        uint64_t fh, offset; /* the beginning of both, fuse_read_in and fuse_release_in */
+    } wanted;
+
+    if (count < sizeof head + sizeof wanted)
+        return false;
+    memcpy(&head, bytes, sizeof head);
+    memcpy(&wanted, bytes + sizeof head, sizeof wanted);
+    if ((wanted.fh >> ERA_SHIFT & ERA_MASK) == (era & ERA_MASK)) {
+        wanted.fh &= (1ULL << ERA_SHIFT) - 1;
+    } else {
+        if (wanted.fh & 1 && (head.opcode == OP_READDIR || head.opcode == OP_READDIRPLUS))
+            wanted.offset |= LISTED_POSITION;
+        wanted.fh = head.nodeid | STRANGE_HANDLE;
+    }
+    memcpy(bytes + sizeof head, &wanted, sizeof wanted);
+    return true;
+}
+
 bool is_interruptible(uint32_t opcode)
 {
     switch (opcode) {

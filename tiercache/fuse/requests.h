@@ -36,6 +36,17 @@ enum opcode {
 /* The kernel sets this bit in `unique` of a request that it sends once more. */
 #define UNIQUE_RESENT (1ULL << 63)
 
+/* A directory handle, as the kernel has it: the era of the daemon that gave it, and what Python called it, the lowest bit of which says
+ * how it is being listed. One of another era reaches Python as the directory's inode with STRANGE_HANDLE, and that bit goes into
+ * the position that is asked for. */
+#define STRANGE_HANDLE (1ULL << 63)
+#define LISTED_POSITION (1ULL << 62)
+
+/* `fh` as Python gave it. */
+uint64_t directory_handle(uint64_t fh, uint32_t era);
+/* Makes a request for a directory, in place, one that Python understands. False: it is too short. */
+bool directory_request(uint8_t *bytes, size_t count, uint32_t era);
+
 #define FOPEN_KEEP_CACHE (1u << 1)
 #define FOPEN_PASSTHROUGH (1u << 7)
 

@@ -123,6 +123,7 @@ bool serving_prepare(const struct settings *wanted, int old_fuse_fd, int old_tab
         errno = EPROTO;
         return false;
     }
+    memory->era += is_takeover;
     names_make(&names, NAMES_MOST); /* without memory for it every name is asked for */
     settings = *wanted;
     fuse_fd = old_fuse_fd;
@@ -716,6 +717,8 @@ static void forward(const struct request *request, const void *bytes, size_t cou
             memory->init_request_bytes = (uint32_t)count;
         }
     }
+    if (head->opcode == OP_READDIR || head->opcode == OP_READDIRPLUS || head->opcode == OP_RELEASEDIR)
+        directory_request(message->bytes, count, memory->era);
     struct waiting waiting = {.unique = head->unique, .nodeid = head->nodeid, .opcode = head->opcode, .pid = head->pid};
     size_t name_bytes = head->opcode == OP_LOOKUP ? strnlen((const char *)request->body, request->body_bytes) : 0;
     if (name_bytes > 0 && name_bytes <= NAME_BYTES && (waiting.name = strndup((const char *)request->body, name_bytes)))
@@ -965,6 +968,16 @@ static ssize_t deliver_open(const struct waiting *waiting, struct iovec *pieces,
     return (ssize_t)total;
 }
 
+static ssize_t deliver_opendir(struct iovec *pieces, size_t total)
+{
+    struct open_out answer;
+
+    memcpy(&answer, pieces[1].iov_base, sizeof answer);
+    answer.fh = directory_handle(answer.fh, memory->era);
+    struct iovec tagged[] = {pieces[0], {&answer, sizeof answer}};
+    return deliver(tagged, 2, total);
+}
+
 /* Python has opened what nobody waits for any more. Under the lock. */
 static void close_again(const struct waiting *waiting, const struct iovec *pieces)
 {
@@ -1020,5 +1033,7 @@ ssize_t serving_reply(struct iovec *pieces, int count)
         return (ssize_t)total;
     if (has_opened && waiting.opcode == OP_OPEN)
         return deliver_open(&waiting, pieces, total);
+    if (has_opened)
+        return deliver_opendir(pieces, total);
     return deliver(pieces, count, total);
 }
