@@ -12,6 +12,7 @@ struct waiting {
     uint32_t opcode, pid;
     char *name; /* of a LOOKUP; owned */
     uint8_t name_bytes;
+    uint8_t checks_count; /* how often it was looked at while it waited */
     bool is_interrupted; /* the kernel asked to give it up; its process is looked at until it may be */
     bool is_answered;    /* it was given up: what Python says comes too late */
 };

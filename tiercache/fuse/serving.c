@@ -52,7 +52,7 @@ struct counters counters;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t not_busy = PTHREAD_COND_INITIALIZER;     /* a slot's is_busy was cleared */
-static pthread_cond_t was_interrupted = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t is_to_stop = PTHREAD_COND_INITIALIZER;
 
 static struct settings settings;
 static bool is_prepared, is_takeover, agrees, has_ended, passthrough;
@@ -62,12 +62,12 @@ static struct memory *memory;
 static struct table *table;
 static struct inflight inflight;
 static struct names names;
-static size_t interrupted_count;
 static struct message *first_message, **last_message = &first_message;
 static uint64_t init_unique, offered, agreed, synthetic_count;
 static pthread_t threads[MAX_THREADS + 1];
 static int started_count;
 static _Atomic uint64_t handled[MAX_THREADS]; /* the request that each thread is at */
+static uint64_t broken_in_on[MAX_THREADS];     /* the last of them that the kernel asked to give up */
 
 static uint64_t now_ns(void)
 {
@@ -577,8 +577,9 @@ static bool is_in_read_call(uint32_t pid)
 }
 
 /* Is a signal waiting that its process should not have to wait for the store with? A fatal one, or one by which a user asks a
- * program to stop, also where it is caught. Other caught signals (timers, children) do not break off a read on a local disk either. */
-static bool wants_to_stop(uint32_t pid, uint32_t opcode)
+ * program to stop, also where it is caught. Other caught signals (timers, children) do not break off a read on a local disk either.
+ * `if_unknown`: what to say of a process that is gone, or of another namespace. */
+static bool wants_to_stop(uint32_t pid, uint32_t opcode, bool if_unknown)
 {
     const uint64_t asking = 1ULL << (SIGINT - 1) | 1ULL << (SIGTERM - 1) | 1ULL << (SIGHUP - 1) | 1ULL << (SIGQUIT - 1);
     const uint64_t harmless = 1ULL << (SIGCHLD - 1) | 1ULL << (SIGURG - 1) | 1ULL << (SIGWINCH - 1) | 1ULL << (SIGCONT - 1) |
@@ -589,7 +590,7 @@ static bool wants_to_stop(uint32_t pid, uint32_t opcode)
     snprintf(path, sizeof path, "/proc/%u/status", pid);
     FILE *file = fopen(path, "re");
     if (!file)
-        return true; /* gone, or of another namespace */
+        return if_unknown;
     while (fgets(line, sizeof line, file)) {
         sscanf(line, "SigPnd: %llx", &pending);
         sscanf(line, "ShdPnd: %llx", &shared);
@@ -604,13 +605,22 @@ static bool wants_to_stop(uint32_t pid, uint32_t opcode)
     return pending & asking && (opcode != OP_READ || is_in_read_call(pid));
 }
 
-/* Under the lock. Answers a waiting request with EINTR if its process may have it. */
+/* Does the process that waits perhaps not wait for this request itself, but for a page that read-ahead asked for? */
+static bool is_old_read(const struct waiting *waiting)
+{
+    return waiting->opcode == OP_READ && waiting->checks_count >= 2;
+}
+
+/* Under the lock. Answers a waiting request with EINTR if its process may have it.
+ *
+ * The kernel tells of a signal only for a request that its process waits for itself. One that waits for a page which read-ahead
+ * asked for is looked at all the same: the page stays empty, and the process asks for it again and can be interrupted then. */
 static void try_to_break_off(struct waiting *waiting)
 {
-    if (!waiting->is_interrupted || waiting->is_answered || !wants_to_stop(waiting->pid, waiting->opcode))
+    if (waiting->is_answered || (!waiting->is_interrupted && !is_old_read(waiting)) ||
+        !wants_to_stop(waiting->pid, waiting->opcode, waiting->is_interrupted))
         return;
     waiting->is_answered = true;
-    interrupted_count--;
     counters.interrupted++;
     reply(waiting->unique, EINTR, NULL, 0);
 }
@@ -625,37 +635,41 @@ static void take_interrupt(const struct request *request)
     struct waiting *waiting = inflight_find(&inflight, unique);
     if (waiting && !waiting->is_interrupted && is_interruptible(waiting->opcode)) {
         waiting->is_interrupted = true;
-        interrupted_count++;
         try_to_break_off(waiting);
-        pthread_cond_signal(&was_interrupted);
     }
-    pthread_mutex_unlock(&lock);
     bool is_here = waiting;
-    for (int i = 0; i < settings.thread_count; i++)
-        is_here |= handled[i] == unique; /* reading the hot tier, which no disk would break off either */
+    for (int i = 0; i < settings.thread_count && !is_here; i++)
+        if (handled[i] == unique) { /* reading the hot tier, which no disk would break off either, unless it is forwarded after all */
+            broken_in_on[i] = unique;
+            is_here = true;
+        }
+    pthread_mutex_unlock(&lock);
     if (!is_here)
         reply(request->head.unique, EAGAIN, NULL, 0); /* another thread is about to take it; if it was answered, this is for nobody */
 }
 
 /* The kernel tells of the first signal only. A later one, SIGKILL above all, has to be looked for. */
-static void *watch_interrupted(void *unused)
+static void *watch_waiting(void *unused)
 {
     (void)unused;
     pthread_mutex_lock(&lock);
     while (!is_stopping) {
-        if (interrupted_count == 0) {
-            pthread_cond_wait(&was_interrupted, &lock);
-            continue;
-        }
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += INTERRUPT_CHECK_MS * 1000000L;
         until.tv_sec += until.tv_nsec / 1000000000L;
         until.tv_nsec %= 1000000000L;
-        pthread_cond_timedwait(&was_interrupted, &lock, &until);
-        for (size_t i = 0; i < inflight.size; i++)
-            if (inflight.places[i].unique)
-                try_to_break_off(&inflight.places[i]);
+        pthread_cond_timedwait(&is_to_stop, &lock, &until);
+        uint32_t patient = 0; /* the process that was looked at last and wants to go on: read-ahead has many requests of one */
+        for (size_t i = 0; i < inflight.size && inflight.count; i++) {
+            struct waiting *waiting = &inflight.places[i];
+            if (!waiting->unique || (!waiting->is_interrupted && waiting->pid == patient && is_old_read(waiting)))
+                continue;
+            waiting->checks_count += waiting->checks_count < UINT8_MAX;
+            try_to_break_off(waiting);
+            if (!waiting->is_answered && is_old_read(waiting))
+                patient = waiting->pid;
+        }
     }
     pthread_mutex_unlock(&lock);
     return NULL;
@@ -723,6 +737,8 @@ static void forward(const struct request *request, const void *bytes, size_t cou
     size_t name_bytes = head->opcode == OP_LOOKUP ? strnlen((const char *)request->body, request->body_bytes) : 0;
     if (name_bytes > 0 && name_bytes <= NAME_BYTES && (waiting.name = strndup((const char *)request->body, name_bytes)))
         waiting.name_bytes = (uint8_t)name_bytes;
+    for (int i = 0; i < settings.thread_count; i++)
+        waiting.is_interrupted |= broken_in_on[i] == head->unique && is_interruptible(head->opcode);
     bool is_noted = inflight_add(&inflight, waiting);
     if (is_noted)
         enqueue(message);
@@ -857,7 +873,7 @@ bool serving_start(void)
         if (pthread_create(&threads[started_count], NULL, serve, (void *)(uintptr_t)i) == 0)
             started_count++;
     bool any = started_count > 0;
-    if (any && pthread_create(&threads[started_count], NULL, watch_interrupted, NULL) == 0)
+    if (any && pthread_create(&threads[started_count], NULL, watch_waiting, NULL) == 0)
         started_count++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return any;
@@ -867,7 +883,7 @@ void serving_stop(void)
 {
     is_stopping = true;
     pthread_mutex_lock(&lock);
-    pthread_cond_broadcast(&was_interrupted);
+    pthread_cond_broadcast(&is_to_stop);
     pthread_mutex_unlock(&lock);
     for (int i = 0; i < started_count; i++)
         for (;;) { /* a signal that comes before the read has begun wakes nobody: once more */
@@ -1022,8 +1038,6 @@ ssize_t serving_reply(struct iovec *pieces, int count)
     struct waiting waiting = inflight_take(&inflight, head.unique);
     bool has_opened = head.error == 0 && (waiting.opcode == OP_OPEN || waiting.opcode == OP_OPENDIR) && count == 2 &&
                       pieces[1].iov_len == sizeof(struct open_out);
-    if (waiting.is_interrupted && !waiting.is_answered)
-        interrupted_count--;
     if (waiting.is_answered && has_opened)
         close_again(&waiting, pieces);
     note_names(&waiting, head.error, pieces, count);
