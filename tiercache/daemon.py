@@ -38,7 +38,7 @@ from tiercache.engine.datasets import build_datasets, sources_of
 from tiercache.engine.engine import Engine, Limits
 from tiercache.engine.hotset import HotSet, open_hot
 from tiercache.errors import SetupError, TiercacheError
-from tiercache.fuse.mountpoint import check_fuse, is_mounted, unmount
+from tiercache.fuse.mountpoint import check_fuse, is_mounted, mount_at, unmount
 from tiercache.fuse.native import Path, native
 from tiercache.fuse.operations import Operations, Owner
 from tiercache.fuse.session import Session
@@ -67,6 +67,9 @@ REPORT_FD = 3
 FILES = 1 << 20
 SWITCH_SECONDS = 0.001
 """How long a thread may hold the GIL while another wants it: threads that receive must not delay the event loop."""
+COPIES_SECONDS = 0.5
+"""How long after an unmount the kernel may take to end the connection. One that it does not end is held by copies of the mount in
+other mount namespaces, or by files that were open when somebody detached it: it is ended for them too."""
 
 
 def run(config: Config, *, report: Report) -> int:
@@ -203,6 +206,7 @@ class Daemon:
         self._hot = hot
         self._tally = tally
         self._supervision = supervision
+        self._connection_number = 0
         self._kept: Kept | None = None
         self._stall_seconds: float | None = None
         self._leaves_mount = False
@@ -264,6 +268,8 @@ class Daemon:
     async def _begin(self, engine: Engine, session: Session) -> None:
         """What needs a mount; then the background work."""
         await trio.to_thread.run_sync(os.statvfs, self._point)
+        mount = await trio.to_thread.run_sync(mount_at, self._point)
+        self._connection_number = 0 if mount is None else mount.connection_number
         self._kept = keepsake(session, self._point)
         if self._kept is not None:
             keep(self._kept)
@@ -363,8 +369,7 @@ class Daemon:
                     await self._unmount()
                 except SetupError as error:
                     log.warning("busy_mount_is_detached", mountpoint=self._point, error=error.line)
-                    await trio.to_thread.run_sync(partial(unmount, self._point, lazy=True))
-                    self._serving.cancel()
+                    await self._unmount(lazy=True)
 
     async def _hand_over(self) -> str:
         """End soon, and let this process become the program that is installed now; its version.
@@ -389,10 +394,15 @@ class Daemon:
         self._serving.cancel()
         return version
 
-    async def _unmount(self) -> None:
-        """Raises SetupError, with nothing changed, when it is busy."""
-        if await trio.to_thread.run_sync(is_mounted, self._point):
-            await trio.to_thread.run_sync(unmount, self._point)
+    async def _unmount(self, *, lazy: bool = False) -> None:
+        """Serving ends soon afterwards. What others have mounted at the place of a mount that was detached is left alone.
+
+        Raises SetupError, with nothing changed, when it is busy.
+        """
+        mount = await trio.to_thread.run_sync(mount_at, self._point)
+        if mount is not None and self._connection_number in (0, mount.connection_number):
+            await trio.to_thread.run_sync(partial(unmount, self._point, lazy=lazy))
+        self._serving.deadline = trio.current_time() + COPIES_SECONDS
 
     async def _leave_nothing_mounted(self) -> None:
         """After a failed start; what was taken over is left to the next attempt of a supervisor."""

@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.fuse.bucket import Bucket
-from tests.fuse.mount import Mount, Mounting, is_mounted
+from tests.fuse.mount import Mount, Mounting, detach, is_mounted
+from tests.fuse.room import room
 from tests.servers.process import free_ports
 
 
@@ -111,3 +112,46 @@ def test_each_dataset_is_a_directory_and_metrics_are_on_a_port(bucket: Bucket, m
     assert ran.json["files"][0]["dataset"] == "second"
     names = {dataset["name"] for dataset in mount.status()["datasets"]}
     assert names == {"data", "second"}
+
+
+def test_sigterm_ends_a_daemon_whose_mount_is_held_elsewhere(bucket: Bucket, mounting: Mounting, tmp_path: Path) -> None:
+    bucket.put("file", b"content")
+    mount = mounting(bucket, settings={})
+    with room(tmp_path) as container:
+        assert stop(mount) == 0
+        ran = container.run(["cat", mount.root / "file"], mount.env)
+        assert ran.code == 1
+        assert "not connected" in ran.err
+    assert "Traceback" not in mount.log_text()
+
+
+def test_umount_ends_a_daemon_whose_mount_is_held_elsewhere(bucket: Bucket, mounting: Mounting, tmp_path: Path) -> None:
+    bucket.put("file", b"content")
+    mount = mounting(bucket)
+    with room(tmp_path):
+        mount.umount()
+        mount.start()
+        assert (mount.point / "file").read_bytes() == b"content"
+
+
+def test_sigterm_ends_a_daemon_whose_mount_was_detached_while_a_file_was_open(bucket: Bucket, mounting: Mounting) -> None:
+    bucket.put("file", b"content")
+    mount = mounting(bucket, settings={})
+    handle = os.open(mount.root / "file", os.O_RDONLY)
+    try:
+        detach(mount.point)
+        assert os.read(handle, 1) == b"c"
+        assert stop(mount) == 0
+    finally:
+        with suppress(OSError):
+            os.close(handle)
+
+
+def test_a_daemon_takes_no_other_mount_away(bucket: Bucket, mounting: Mounting, tmp_path: Path) -> None:
+    bucket.put("file", b"content")
+    mount = mounting(bucket, settings={})
+    with room(tmp_path):  # it holds the first mount
+        detach(mount.point)
+        assert os.spawnlp(os.P_WAIT, "mount", "mount", "-t", "tmpfs", "tmpfs", str(mount.point)) == 0
+        assert stop(mount) == 0
+        assert is_mounted(mount.point)
