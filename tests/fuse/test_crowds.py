@@ -18,7 +18,7 @@ from tests.servers.process import wait_until
 
 MIB = 1 << 20
 READERS = 32
-SETTINGS = {"hot": {"chunk_size": "1MiB"}, "cold": {"metadata_ttl": "1s"}}
+CHUNKS = {"chunk_size": "1MiB"}
 LARGE_BYTES, SMALL_BYTES = 3 * MIB + 4096, 50_000
 
 
@@ -44,7 +44,7 @@ def test_no_combination_of_opens_is_an_error(
 ) -> None:
     for key, size in sizes().items():
         bucket.put(key, content(key, 0, size))
-    settings = {**SETTINGS, "mount": {"read_path": read_path}}
+    settings = {"hot": CHUNKS, "mount": {"metadata_ttl": "1s", "read_path": read_path}}
     mount: Mount = mounting(bucket, settings=settings, hot_size="20MB")
     ended = threading.Event()
     writer = threading.Thread(target=overwrite, args=(bucket, ended))
