@@ -30,7 +30,7 @@ Wanted = Literal["auto", "plain", "python"]
 
 PUBLISHED_MOST = 262_144  # some 400 bytes each
 HARVEST_COUNT = 4096
-MOST_THREADS = 8
+LEAST_THREADS, MOST_THREADS = 4, 8  # one is always left that does not wait for a disk
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -85,7 +85,7 @@ class Native:
         """Before pyfuse3 mounts. Raises SetupError when what a predecessor left cannot be taken over."""
         kernel = self._kernel
         flags = kernel.HAS_RESEND | (kernel.PASSTHROUGH if self._wanted == "auto" and _may_pass_through() else 0)
-        threads = min(MOST_THREADS, max(2, os.cpu_count() or 1))
+        threads = min(MOST_THREADS, max(LEAST_THREADS, os.cpu_count() or 1))
         try:
             kernel.prepare(tuple(self._directories), threads, flags, PUBLISHED_MOST, *(predecessor or (-1, -1)))
         except OSError as error:

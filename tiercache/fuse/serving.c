@@ -66,6 +66,7 @@ static struct message *first_message, **last_message = &first_message;
 static uint64_t init_unique, offered, agreed, synthetic_count;
 static pthread_t threads[MAX_THREADS + 1];
 static int started_count;
+static int waits_count; /* threads that a failing disk of the hot tier might hold for ever: never all of them */
 static _Atomic uint64_t handled[MAX_THREADS]; /* the request that each thread is at */
 static uint64_t broken_in_on[MAX_THREADS];     /* the last of them that the kernel asked to give up */
 
@@ -402,11 +403,15 @@ static struct open_out answer_in(const struct slot *slot, enum mode mode)
 }
 
 /* Counts an open that needs no Python, and says what to answer. Under the lock; the caller holds the slot by `opening`.
- * ENFILE: more files are open than can be written down. Another errno: Python has to see to it. */
-static int open_natively(struct slot *slot, uint64_t unique, uint32_t journal, struct open_out *answer)
+ * ENFILE: more files are open than can be written down. EBUSY: a thread is at the file, and the caller may not wait for it. Another
+ * errno: Python has to see to it. */
+static int open_natively(struct slot *slot, uint64_t unique, uint32_t journal, bool may_wait, struct open_out *answer)
 {
-    while (slot->is_busy)
+    while (slot->is_busy) {
+        if (!may_wait)
+            return EBUSY;
         pthread_cond_wait(&not_busy, &lock);
+    }
     if (!table_record(table, slot))
         return ENFILE;
     bool has_id = passthrough && table_mode(table, slot) == MODE_NONE && get_backing_id(slot);
@@ -436,6 +441,25 @@ static void take_back(struct slot *slot, uint64_t fh, uint64_t unique, uint32_t 
     table_settled(table, journal);
 }
 
+/* May this thread wait for the hot tier's disk? Under the lock. */
+static bool take_wait(void)
+{
+    bool may_wait = waits_count + 1 < settings.thread_count;
+    waits_count += may_wait;
+    return may_wait;
+}
+
+static void end_wait(bool has_waited)
+{
+    waits_count -= has_waited;
+}
+
+static bool needs_disk(const struct slot *slot)
+{
+    enum mode mode = table_mode(table, slot);
+    return mode == MODE_NONE || (mode == MODE_NATIVE && slot->fd < 0);
+}
+
 static bool answer_open(const struct request *request, uint32_t journal)
 {
     struct open_in wanted;
@@ -456,8 +480,15 @@ static bool answer_open(const struct request *request, uint32_t journal)
             pthread_mutex_unlock(&lock);
             return false;
         }
+        bool may_wait = take_wait();
+        if (!may_wait && (slot->is_busy || needs_disk(slot))) {
+            pthread_mutex_unlock(&lock);
+            return false;
+        }
         slot->opening++;
-        if (open_natively(slot, unique, journal, &answer) != 0) {
+        int error = open_natively(slot, unique, journal, may_wait, &answer);
+        end_wait(may_wait);
+        if (error != 0) {
             slot->opening--;
             table_withdraw(table, slot); /* its file is not what it should be; Python will find out */
             give_up(slot);
@@ -528,6 +559,11 @@ static bool answer_read(const struct request *request, uint8_t *buffer)
         pthread_mutex_unlock(&lock);
         return false;
     }
+    bool may_wait = take_wait();
+    if (!may_wait && (slot->is_busy || slot->fd < 0)) {
+        pthread_mutex_unlock(&lock);
+        return false;
+    }
     slot->reading++;
     while (slot->is_busy)
         pthread_cond_wait(&not_busy, &lock);
@@ -538,14 +574,21 @@ static bool answer_read(const struct request *request, uint8_t *buffer)
 
     uint64_t begin = wanted.offset < size_bytes ? wanted.offset : size_bytes;
     size_t expected = wanted.size < size_bytes - begin ? wanted.size : size_bytes - begin;
-    count = is_there ? pread(fd, buffer, expected, (off_t)begin) : -1;
+    struct iovec whole = {buffer, expected};
+    if (!is_there)
+        count = -1;
+    else if (may_wait)
+        count = pread(fd, buffer, expected, (off_t)begin);
+    else
+        count = preadv2(fd, &whole, 1, (off_t)begin, RWF_NOWAIT);
 
     pthread_mutex_lock(&lock);
+    end_wait(may_wait);
     bool is_whole = count >= 0 && (size_t)count == expected && slot->is_published;
     slot->reading--;
     if (is_whole)
         table_touch(table, slot, 0, expected, now_seconds());
-    else
+    else if (may_wait)
         table_withdraw(table, slot); /* the disk fails, or somebody cut the file: Python deals with it */
     if (table_uses(table, slot) == 0)
         give_up(slot);
@@ -953,14 +996,16 @@ static ssize_t deliver_open(const struct waiting *waiting, struct iovec *pieces,
         slot->opening++;
     /* Between Python's decision and here a thread may have opened the inode in passthrough, and then all its opens have to be. */
     if (slot && (!is_pythons || table_mode(table, slot) == MODE_PASSTHROUGH)) {
-        is_counted = open_natively(slot, unique, LOOP_JOURNAL, &answer) == 0;
-        if (!is_counted)
+        int error = open_natively(slot, unique, LOOP_JOURNAL, false, &answer); /* Python's loop waits for no thread */
+        is_counted = error == 0;
+        if (!is_counted && error != EBUSY)
             table_withdraw(table, slot);
     }
+    enum mode cached = is_pythons ? MODE_DAEMON : MODE_NATIVE; /* what Python gave over stays so: it takes back what is read */
     if (slot && !is_counted && table_mode(table, slot) != MODE_PASSTHROUGH && table_record(table, slot) &&
-        table_count(table, slot, LOOP_JOURNAL, OP_OPEN, unique, MODE_DAEMON, 1)) {
+        table_count(table, slot, LOOP_JOURNAL, OP_OPEN, unique, cached, 1)) {
         is_counted = true;
-        answer = answer_in(slot, MODE_DAEMON); /* if Python gave it over, it takes it back when it is read */
+        answer = answer_in(slot, cached);
     }
     pthread_mutex_unlock(&lock);
 
