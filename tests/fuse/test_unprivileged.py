@@ -82,7 +82,9 @@ def test_a_user_mounts_reads_and_unmounts(user: User, bucket: Bucket, tmp_path: 
     ran = user.mount(bucket)
     assert ran.code == 0, ran.err
     status = ran.json["status"]
+    reason = status["path"]["reason"]
     assert status["path"]["kind"] == "plain"
+    assert "CAP_SYS_ADMIN" in reason or "through Python" in reason
     hot = Path(status["tiers"]["hot"]["directories"][0]["path"])
     assert user.home in hot.parents
     for _ in range(2):
