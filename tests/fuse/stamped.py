@@ -3,7 +3,7 @@
     python stamped.py KIND ROOT STATE SEED
 
 KIND is one of KINDS. Keys that begin with "v" are overwritten while they are read, with the next version: a reader of the
-former one may get ESTALE, and nothing else. STATE is a file: the rounds so far. It ends when its standard input does, and
+former one may get ESTALE, and no other error. STATE is a file: its rounds so far. It ends with its standard input, and
 says what it found as one JSON object. It imports nothing of tiercache or of the tests.
 """
 
@@ -19,7 +19,8 @@ import select
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 BLOCK_BYTES = 4096
 _STAMP_BYTES = 32
@@ -64,15 +65,21 @@ class Reader:
         return self.random.choice([name for name in names if not (is_still and name.startswith("v"))])
 
     def _opened(self, name: str, read: Callable[[str, int], None]) -> None:
-        fd = os.open(self._path(name), os.O_RDONLY)
+        with self._perhaps_stale(name):
+            fd = os.open(self._path(name), os.O_RDONLY)  # stale as well: the kernel tries again once, and so may the writer
+            try:
+                read(name, fd)
+            finally:
+                os.close(fd)
+
+    @contextmanager
+    def _perhaps_stale(self, name: str) -> Iterator[None]:
         try:
-            read(name, fd)
+            yield
         except OSError as error:
             if error.errno != errno.ESTALE or not name.startswith("v"):
                 raise
             self.stale_count += 1
-        finally:
-            os.close(fd)
 
     def _whole(self, name: str, fd: int) -> None:
         size = os.fstat(fd).st_size
@@ -116,7 +123,8 @@ class Reader:
     def walk(self) -> None:
         for place, _, names in os.walk(self.root, onerror=_raise):
             for name in names:
-                os.stat(os.path.join(place, name))
+                with self._perhaps_stale(name):
+                    os.stat(os.path.join(place, name))
 
     def mixed(self) -> None:
         self.random.choice(

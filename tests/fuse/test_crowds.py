@@ -58,6 +58,7 @@ def test_no_combination_of_opens_is_an_error(
         ended.set()
         writer.join()
     assert crowd.errors == []
+    assert crowd.stale_count <= crowd.rounds_count / 20
     metrics = mount.metrics()
     assert metrics["tiercache_evictions_total"] > 10
     await_all_closed(mount)
