@@ -117,7 +117,9 @@ async def test_a_sweep_at_the_start_removes_strays(tmp_path: Path, cold: MemoryC
     files = hot_tier(tmp_path)
     files.create(cold.ref("f00").object_id, CHUNK_BYTES, 0)
     async with engine_on(tmp_path, cold, files=files) as mount:
-        keeper = upkeep.Upkeep(mount.engine.index, files, mount.engine.holdings, late=lambda seconds: None, sweep=True)
+        keeper = upkeep.Upkeep(
+            mount.engine.index, files, mount.engine.holdings, late=lambda seconds: None, harvest=list, sweep=True
+        )
         mount.engine.nursery.start_soon(keeper.run)
         await until(lambda: not list(files.walk(0)))
 
@@ -125,7 +127,9 @@ async def test_a_sweep_at_the_start_removes_strays(tmp_path: Path, cold: MemoryC
 async def test_the_loop_reports_how_late_it_is(tmp_path: Path, cold: MemoryCold) -> None:
     async with engine_on(tmp_path, cold) as mount:
         late: list[float] = []
-        keeper = upkeep.Upkeep(mount.engine.index, mount.files, mount.engine.holdings, late=late.append, sweep=False)
+        keeper = upkeep.Upkeep(
+            mount.engine.index, mount.files, mount.engine.holdings, late=late.append, harvest=list, sweep=False
+        )
         mount.engine.nursery.start_soon(keeper.run)
         with trio.fail_after(10):
             await until(lambda: len(late) >= 3)
