@@ -11,6 +11,7 @@ A leaf with small imports, for the keeper.
 from __future__ import annotations
 
 import os
+import select
 from contextlib import suppress
 
 from tiercache.mountinfo import Mount
@@ -20,6 +21,16 @@ FUSERMOUNT_SECONDS = 10.0
 _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
 NO_FUSERMOUNT = "fusermount3 is not installed"
+
+
+def is_connected(fuse_fd: int) -> bool:
+    """Does this descriptor of /dev/fuse belong to a connection that has not ended?
+
+    The number of one that ended is no longer its own: the kernel gives it to the next mount anywhere.
+    """
+    poll = select.poll()
+    poll.register(fuse_fd, 0)
+    return not poll.poll(0)  # an error is reported without being asked for
 
 
 def abort(number: int) -> None:

@@ -32,11 +32,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
-from tiercache.detaching import abandon
+from tiercache.detaching import abandon, is_connected
 from tiercache.mountinfo import FSTYPE, visible_at
 
 DAEMON = (sys.executable, "-P", "-m", "tiercache.daemon")
 CONFIG_FD, REPORT_FD, FIRST_LISTEN_FD = 0, 3, 3
+FUSE = "tiercache-fuse."  # the name of a connection, as in supervision.py, before its number
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MAX_MESSAGE_BYTES = 4096
 MAX_MESSAGES = 1024
@@ -164,8 +165,8 @@ class Keeper:
         mount = visible_at(self._point)
         if mount is None or mount.fstype != FSTYPE:
             return
-        numbers = {name.rpartition(".")[2] for name in self._kept}
-        ours = str(mount.connection_number) in numbers if numbers else self._was_mounted
+        numbers = {name.rpartition(".")[2] for name, fd in self._kept.items() if name.startswith(FUSE) and is_connected(fd)}
+        ours = str(mount.connection_number) in numbers if self._kept else self._was_mounted
         if ours:
             complaint = abandon(mount)
             _log("warning", "mount_abandoned", mountpoint=self._point, complaint=complaint or "none")

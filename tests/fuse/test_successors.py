@@ -19,6 +19,8 @@ import pytest
 from tests.fuse.mount import Mount, Mounting, detach, is_mounted, is_running
 from tests.servers.process import wait_until
 from tiercache.admin.socket import keeper_pid
+from tiercache.fuse.takeover import place_for
+from tiercache.supervision import Kept
 
 MIB = 1 << 20
 FILES = {"large": 24 * MIB, **{f"small{number}": 30_000 + number for number in range(20)}}
@@ -180,6 +182,18 @@ def test_what_was_unmounted_while_no_daemon_ran_stays_unmounted(mounting: Mounti
     wait_until(lambda: not is_running(keeper), "the end of the keeper")
     assert not is_mounted(mount.point)
     assert "event=unmounted_while_no_daemon_ran" in mount.log_text()
+
+
+def test_a_connection_that_ended_is_not_taken_for_the_mount_that_got_its_number(mounting: Mounting, source: Path) -> None:
+    """The kernel gives the numbers of connections again, to whichever mount comes next."""
+    mount = mounting(f"file://{source}")
+    number = os.stat(mount.point).st_dev & 0xFFFFF
+    ended = os.open("/dev/fuse", os.O_RDWR)  # as the kernel shows one whose connection has ended
+    try:
+        assert place_for(str(mount.point), Kept(ended, ended, number)) is None
+    finally:
+        os.close(ended)
+    assert is_mounted(mount.point)
 
 
 def test_force_ends_a_mount_whose_daemon_is_stopped(mounting: Mounting, source: Path) -> None:

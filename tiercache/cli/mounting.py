@@ -117,11 +117,12 @@ def _end_what_was_kept() -> None:
     """No next start can take the mount of the daemon before us over: its readers must not wait."""
     if "LISTEN_FDS" not in os.environ:
         return
+    from tiercache.detaching import is_connected
     from tiercache.fuse.takeover import end_connection
     from tiercache.supervision import found
 
     kept = found().kept
-    if kept is not None:
+    if kept is not None and is_connected(kept.fuse_fd):
         end_connection(kept.number)
 
 

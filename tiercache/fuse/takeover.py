@@ -9,7 +9,7 @@ import os
 
 import structlog
 
-from tiercache.detaching import abandon
+from tiercache.detaching import abandon, is_connected
 from tiercache.errors import SetupError
 from tiercache.fuse.mountpoint import FUSE_DEVICE, prepare_mount_point
 from tiercache.fuse.session import Connection, Session
@@ -23,7 +23,7 @@ def place_for(path: str, kept: Kept | None) -> str | None:
     """Where to mount, free of symbolic links; None when what was kept is not mounted any more. Blocks. Raises SetupError."""
     if kept is None:
         return prepare_mount_point(path).path
-    mount = _mount_of(kept.number)
+    mount = _mount_of(kept.number) if is_connected(kept.fuse_fd) else None
     if mount is None:
         drop(kept.number)
         return None
@@ -70,7 +70,7 @@ def _let_go(fuse_fd: int) -> None:
 
 
 def end_connection(number: int) -> None:
-    """Abort it, and leave nothing of its mount."""
+    """Abort it, and leave nothing of its mount. It must not have ended long ago, or the number is another's."""
     mount = _mount_of(number)
     if mount is not None:
         log.warning("mount_abandoned", mountpoint=mount.path, complaint=abandon(mount))
