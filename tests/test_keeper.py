@@ -207,7 +207,10 @@ def test_a_daemon_without_descriptors_is_started_again_too(run: Run) -> None:
     assert run.starts[1]["LISTEN_FDS"] == "0"
 
 
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 11)", -11), ("raise RuntimeError", 1)])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("sys.exit(3)", 3), ("os.kill(os.getpid(), 11)", -11), ("os.kill(os.getpid(), 9)", -9), ("raise RuntimeError", 1)],
+)
 def test_a_daemon_that_never_was_mounted_is_not_started_again(run: Run, end: str, code: int) -> None:
     run.start(f"store('fuse.7')\n{end}")
     assert run.code() == code, "the keeper ends as the daemon did"
