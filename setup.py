@@ -46,7 +46,20 @@ setup(
         # not linked: pyfuse3 has loaded its libfuse, and ours must be the same one
         *extension(
             "tiercache.fuse._kernel",
-            [f"tiercache/fuse/{name}.c" for name in ("_kernel", "serving", "open_table", "inflight", "names", "requests")],
+            [
+                f"tiercache/fuse/{name}.c"
+                for name in (
+                    "_kernel",
+                    "serving",
+                    "hot_files",
+                    "replies",
+                    "interrupts",
+                    "open_table",
+                    "inflight",
+                    "names",
+                    "requests",
+                )
+            ],
             "fuse3",
             link=False,
         ),

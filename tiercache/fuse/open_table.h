@@ -33,7 +33,7 @@ enum {
     MAX_OPENS = UINT16_MAX,
 };
 
-#define TABLE_MAGIC 0x31306e65706f6374ULL /* "tcopen01": another layout is another number */
+#define TABLE_MAGIC 0x32306e65706f6374ULL /* "tcopen02": another layout is another number */
 
 /* Opens of one inode by who serves its reads: the kernel, the native thread, Python. `sequence` counts the changes. */
 struct opens {
