@@ -64,6 +64,8 @@ class Observer(Protocol):
 
     def verify_failed(self, ref: ObjectRef) -> None: ...
 
+    def fetched_by_open(self, dataset: str, tier: str, count: int) -> None: ...
+
     def opened_natively(self, dataset: str, count: int, opened_bytes: int, read_bytes: int) -> None: ...
 
 
@@ -136,6 +138,8 @@ class Reader:
         self._observer.opened(entry.dataset, is_hit)
         self._publish(entry, held)
         if self._publication.hand_over(entry):
+            if not is_hit:
+                self._observer.fetched_by_open(entry.dataset, held.origin(0), entry.size_bytes)
             self._holdings.release(held)
             return True
         file = self._opened.get(inode)

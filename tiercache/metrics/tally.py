@@ -39,6 +39,10 @@ class Tally:
     def streamed(self, dataset: str, reason: str, count: int) -> None:
         self._counter(self.metrics.streamed_bytes, dataset, reason).inc(count)
 
+    def fetched_by_open(self, dataset: str, tier: str, count: int) -> None:
+        """A file that was fetched whole before it was open, and whose reads nobody here will see."""
+        self._counter(self.metrics.read_bytes, dataset, tier).inc(count)
+
     def opened_natively(self, dataset: str, count: int, opened_bytes: int, read_bytes: int) -> None:
         """Opens that were answered without the engine, all of them hits, and what the daemon's threads read for them."""
         if count:
