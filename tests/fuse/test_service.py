@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.fuse.bucket import Bucket
-from tests.fuse.mount import Mount, Mounting, detach, is_mounted
+from tests.fuse.mount import Mount, Mounting, detach, is_mounted, is_running, tiercache
 from tests.fuse.room import room
-from tests.servers.process import free_ports
+from tests.servers.process import free_ports, wait_until
 
 
 @contextmanager
@@ -155,3 +155,11 @@ def test_a_daemon_takes_no_other_mount_away(bucket: Bucket, mounting: Mounting, 
         assert os.spawnlp(os.P_WAIT, "mount", "mount", "-t", "tmpfs", "tmpfs", str(mount.point)) == 0
         assert stop(mount) == 0
         assert is_mounted(mount.point)
+
+
+def test_a_daemon_on_a_socket_that_nobody_named_is_not_said_to_have_gone(bucket: Bucket, mounting: Mounting) -> None:
+    mount = mounting(bucket)
+    del mount.env["TIERCACHE_SOCKET"]
+    ran = tiercache("umount", mount.point, env=mount.env)
+    assert (ran.code, ran.out) == (0, f"{mount.point}: unmounted\n")
+    wait_until(lambda: not is_running(mount.pid), "the end of the daemon")

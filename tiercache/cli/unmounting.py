@@ -125,11 +125,12 @@ def _heal(point: str) -> Unmounted:
         raise SetupError(
             f"{point} is a mount of {mount.source} ({mount.fstype}), not of tiercache", hint="unmount it with umount(8)"
         )
+    is_stale = health(mount) is Health.STALE  # else its daemon listens on a socket that nobody named, and ends with its mount
     try:
-        unmount(point, lazy=health(mount) is Health.STALE)
+        unmount(point, lazy=is_stale)
     except SetupError as error:
         raise _busy(point, error) from error
-    return Unmounted(point, True, True)
+    return Unmounted(point, True, is_stale)
 
 
 def _busy(point: str, error: SetupError) -> SetupError:
