@@ -264,8 +264,8 @@ bool answer_open(const struct request *request, uint32_t journal)
     if (!is_open) { /* nobody waits any more: there will be no release */
         take_back(slot, answer.fh, unique, journal);
         table_settled(table, journal);
-        give_up(slot);
     }
+    give_up(slot); /* it may have been closed again before this thread came here */
     pthread_mutex_unlock(&lock);
     return true;
 }
