@@ -119,8 +119,8 @@ def _verdict(rounds: Rounds, ours: Contestant, row: PeerRow, peers: Sequence[str
         spread = f"[{number(ends[0])}-{number(ends[1])}]" if ends else "[?]"
         texts.append(f"{peer} {number(statistics.median(ratios))} {spread}")
         if statistics.median(ratios) < 1:
-            behind.append(peer if ends is None or ends[1] >= 1 else f"BEHIND {peer}")
-    word = f"not ahead of {', '.join(behind)}" if behind else "ahead" if texts else "no peer"
+            behind.append(f"not ahead of {peer}" if ends is None or ends[1] >= 1 else f"BEHIND {peer}")
+    word = ", ".join(behind) if behind else "ahead" if texts else "no peer"
     return f"{ours.name + '/' + row.name:34}{'  '.join(f'{text:28}' for text in texts)}{word}"
 
 
