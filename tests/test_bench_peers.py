@@ -31,7 +31,7 @@ def test_behind_is_only_what_the_interval_says_and_memory_is_compared_with_juice
     mixed = [dict.fromkeys(ROWS, figure) for figure in (5.0, 5.0, 11.0, 11.0, 11.0)]
     rounds = {AS_IT_IS.name: ours, JUICEFS: better, RCLONE: mixed}
     said = {line.split()[0].removeprefix("tiercache/"): line for line in verdicts(rounds).splitlines()[1:]}
-    assert said[HOT_SEQUENTIAL.name].endswith("not ahead of BEHIND juicefs, rclone")
+    assert said[HOT_SEQUENTIAL.name].endswith("BEHIND juicefs, not ahead of rclone")
     assert said[FIRST_BYTE.name].endswith("ahead")
     assert RCLONE not in said[RESIDENT.name]
     assert "juicefs 0.5 [0.5-0.5]" in said[HOT_SEQUENTIAL.name]
