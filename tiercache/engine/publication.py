@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from tiercache.core.record import Entry, Inode, ObjectId
+from tiercache.core.record import Entry, ObjectId
 
 
 class Use(NamedTuple):
     """How a published file was used since the last `harvest`: `bytes_read` only as far as the daemon's threads served it."""
 
-    inode: Inode
     object_id: ObjectId
     dataset: str
     open_count: int
@@ -25,10 +24,9 @@ class Use(NamedTuple):
 
 
 class StillOpen(NamedTuple):
-    """A file that a predecessor left open: `daemon_count` of its opens were served by Python."""
+    """A file that is open: `daemon_count` of its opens are served by Python."""
 
     entry: Entry
-    native_count: int
     daemon_count: int
 
 
@@ -55,7 +53,7 @@ class Publication(Protocol):
         """What was used since the last call; a bounded part of it."""
 
     def still_open(self) -> list[StillOpen]:
-        """What a predecessor left open. Asked once, at the start."""
+        """Every file that is open and whose entry a predecessor, or this process, has described."""
 
 
 class NothingPublished:

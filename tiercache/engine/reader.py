@@ -158,7 +158,7 @@ class Reader:
 
     async def adopt(self) -> None:
         """Take over what a predecessor left open, before any request is served."""
-        for entry, _, daemon_count in self._publication.still_open():
+        for entry, daemon_count in self._publication.still_open():
             if daemon_count:
                 await self._adopt(entry, daemon_count)
 

@@ -294,8 +294,7 @@ bool answer_release(const struct request *request, uint32_t journal)
         pthread_mutex_lock(&lock);
         table_settled(table, journal);
         slot->opening--;
-        if (table_uses(table, slot) == 0)
-            give_up(slot);
+        give_up(slot);
         pthread_mutex_unlock(&lock);
     }
     return true;
@@ -347,8 +346,7 @@ bool answer_read(const struct request *request, uint8_t *buffer)
         table_touch(table, slot, 0, expected, now_seconds());
     else if (may_wait)
         table_withdraw(table, slot); /* the disk fails, or somebody cut the file: Python deals with it */
-    if (table_uses(table, slot) == 0)
-        give_up(slot);
+    give_up(slot);
     pthread_mutex_unlock(&lock);
     if (!is_whole)
         return false;
@@ -380,7 +378,6 @@ void finish_closing(void)
     for (size_t i = 0; i < table->buckets; i++)
         for (struct slot *slot = table->by_inode[i], *next; slot; slot = next) {
             next = slot->next_of_inode;
-            if (table_uses(table, slot) == 0)
-                give_up(slot);
+            give_up(slot);
         }
 }

@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/syscall.h>
-#include <time.h>
 
 #include "parts.h"
 
@@ -132,11 +131,7 @@ void *watch_waiting(void *unused)
     (void)unused;
     pthread_mutex_lock(&lock);
     while (!is_stopping) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += INTERRUPT_CHECK_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
+        struct timespec until = moment_in(INTERRUPT_CHECK_MS);
         pthread_cond_timedwait(&is_to_stop, &lock, &until);
         size_t count = choose(chosen, &from);
         pthread_mutex_unlock(&lock);

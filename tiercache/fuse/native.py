@@ -25,6 +25,7 @@ import msgspec
 from tiercache.core.record import Entry, Inode, ObjectId
 from tiercache.engine.publication import StillOpen, Use
 from tiercache.errors import SetupError
+from tiercache.fuse.mountpoint import has_sys_admin
 
 Wanted = Literal["auto", "plain", "python"]
 
@@ -84,7 +85,7 @@ class Native:
     def prepare(self, predecessor: Connection | None) -> None:
         """Before pyfuse3 mounts. Raises SetupError when what a predecessor left cannot be taken over."""
         kernel = self._kernel
-        flags = kernel.HAS_RESEND | (kernel.PASSTHROUGH if self._wanted == "auto" and _may_pass_through() else 0)
+        flags = kernel.HAS_RESEND | (kernel.PASSTHROUGH if self._wanted == "auto" and has_sys_admin() else 0)
         threads = min(MOST_THREADS, max(LEAST_THREADS, os.cpu_count() or 1))
         try:
             kernel.prepare(tuple(self._directories), threads, flags, PUBLISHED_MOST, *(predecessor or (-1, -1)))
@@ -122,7 +123,7 @@ class Native:
     def _why_no_passthrough(self) -> str:
         if self._wanted == "plain":
             return "as configured"
-        if not _may_pass_through():
+        if not has_sys_admin():
             return "passthrough needs the capability CAP_SYS_ADMIN"
         _, agreed = self._kernel.flags()
         if not agreed & self._kernel.PASSTHROUGH:
@@ -181,16 +182,16 @@ class Native:
 
     def harvest(self) -> list[Use]:
         return [
-            Use(Inode(inode), ObjectId(object_id), self._datasets[dataset], opens, read_bytes, size_bytes, seconds)
-            for inode, object_id, dataset, opens, read_bytes, size_bytes, seconds in self._kernel.harvest(HARVEST_COUNT)
+            Use(ObjectId(object_id), self._datasets[dataset], opens, read_bytes, size_bytes, seconds)
+            for _, object_id, dataset, opens, read_bytes, size_bytes, seconds in self._kernel.harvest(HARVEST_COUNT)
         ]
 
     def still_open(self) -> list[StillOpen]:
         found = []
-        for inode, passthrough, native, daemon, blob in self._kernel.opened():
+        for inode, _, _, daemon, blob in self._kernel.opened():
             entry = msgspec.msgpack.decode(blob, type=Entry) if blob else None
             if entry is not None and entry.inode == inode and entry.dataset in self._positions:
-                found.append(StillOpen(entry, passthrough + native, daemon))
+                found.append(StillOpen(entry, daemon))
         return found
 
 
@@ -201,10 +202,3 @@ def native(datasets: Sequence[str], directories: Sequence[int], wanted: Wanted) 
     if wanted == "python":
         return None, "through Python: as configured"
     return Native(_kernel, datasets, directories, wanted), ""
-
-
-def _may_pass_through() -> bool:
-    """CAP_SYS_ADMIN in the effective set: without it the kernel takes no backing file, and need not be asked for the mode."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        effective = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
-    return bool(effective >> 21 & 1)

@@ -5,6 +5,7 @@
 #define TIERCACHE_PARTS_H
 
 #include <pthread.h>
+#include <time.h>
 
 #include "inflight.h"
 #include "names.h"
@@ -38,6 +39,8 @@ extern uint64_t broken_in_on[MAX_THREADS];    /* the last of them that the kerne
 
 uint64_t now_ns(void);
 uint32_t now_seconds(void);
+/* The moment in so many milliseconds, less than a second, as waiting for conditions and threads wants it. */
+struct timespec moment_in(long milliseconds);
 /* Answers the kernel. */
 bool reply(uint64_t unique, int error, const void *body, size_t count);
 /* Tells Python of a release that the kernel was answered, or never asked for. Under the lock. */

@@ -45,7 +45,6 @@ static void note_names(const struct waiting *waiting, int32_t error, const struc
     }
 }
 
-
 static ssize_t deliver(struct iovec *pieces, int count, size_t total)
 {
     if (writev(fuse_fd, pieces, count) >= 0)
@@ -115,8 +114,7 @@ static ssize_t deliver_open(const struct waiting *waiting, struct iovec *pieces,
             take_back(slot, answer.fh, unique, LOOP_JOURNAL);
             table_settled(table, LOOP_JOURNAL);
         }
-        if (table_uses(table, slot) == 0)
-            give_up(slot);
+        give_up(slot);
     }
     pthread_mutex_unlock(&lock);
     return (ssize_t)total;
@@ -163,10 +161,8 @@ ssize_t serving_reply(struct iovec *pieces, int count)
         return -1;
     }
     memcpy(&head, pieces[0].iov_base, sizeof head);
-    if (head.unique == 0) { /* a notification */
-        ssize_t written = writev(fuse_fd, pieces, count);
-        return written;
-    }
+    if (head.unique == 0) /* a notification */
+        return writev(fuse_fd, pieces, count);
     if (head.unique & SYNTHETIC && !(head.unique & UNIQUE_RESENT))
         return (ssize_t)total;
     if (head.unique == init_unique)

@@ -62,6 +62,16 @@ uint32_t now_seconds(void)
     return (uint32_t)now.tv_sec;
 }
 
+struct timespec moment_in(long milliseconds)
+{
+    struct timespec moment;
+    clock_gettime(CLOCK_REALTIME, &moment);
+    moment.tv_nsec += milliseconds * 1000000L;
+    moment.tv_sec += moment.tv_nsec / 1000000000L;
+    moment.tv_nsec %= 1000000000L;
+    return moment;
+}
+
 /* -- set-up ------------------------------------------------------------------------------------------------------------ */
 
 bool serving_prepare(const struct settings *wanted, int old_fuse_fd, int old_table_fd)
@@ -394,12 +404,8 @@ void serving_stop(void)
     pthread_mutex_unlock(&lock);
     for (int i = 0; i < started_count; i++)
         for (;;) { /* a signal that comes before the read has begun wakes nobody: once more */
-            struct timespec until;
             pthread_kill(threads[i], WAKE_SIGNAL);
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_nsec += 10000000;
-            until.tv_sec += until.tv_nsec / 1000000000L;
-            until.tv_nsec %= 1000000000L;
+            struct timespec until = moment_in(10);
             if (pthread_timedjoin_np(threads[i], NULL, &until) == 0)
                 break;
         }
