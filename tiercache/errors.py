@@ -11,6 +11,8 @@
     │   ├── AccessDenied      the credentials do not suffice (carries the permission that lacked)
     │   ├── Unavailable       unreachable, overloaded, timed out: worth trying again
     │   ├── BadResponse       the store answered something that cannot be right: bytes are not used
+    │   ├── Damaged           what was read is not what was written: not served, mended where there is redundancy
+    │   ├── TargetFull        a warm target has no room
     │   └── NotHeld           this tier has no trustworthy copy: ask the next one
     └── HotTierError
         ├── HotFull           no room, and nothing can be evicted: stream past the hot tier
@@ -96,6 +98,14 @@ class Unavailable(TierError):
 
 class BadResponse(TierError):
     retryable = True
+
+
+class Damaged(TierError):
+    pass
+
+
+class TargetFull(TierError):
+    pass
 
 
 class NotHeld(TierError):
