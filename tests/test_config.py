@@ -215,14 +215,14 @@ def test_the_example_shows_every_key_and_the_true_defaults(tmp_path: Path) -> No
     text = EXAMPLE.read_text()
     shown = load_text(tmp_path, re.sub(r"^#(?=\w+ = )", "", text, flags=re.MULTILINE))
     plain = load(EXAMPLE)
-    for table in ("mount", "hot", "cold", "policy", "admin"):
+    for table in ("mount", "hot", "warm", "cold", "policy", "admin"):
         settings = getattr(shown, table)
         section = re.search(rf"^\[{table}\]$(.*?)(?=^\[)", text, re.MULTILINE | re.DOTALL)
         assert section is not None
         assert set(re.findall(r"^#?(\w+) = ", section[1], re.MULTILINE)) == set(type(settings).__struct_encode_fields__)
         for field in type(settings).__struct_fields__:
             default = getattr(getattr(plain, table), field)
-            if default is not None and field != "allow_other":
+            if default not in (None, ()) and field != "allow_other":
                 assert getattr(settings, field) == default, f"{table}.{field}"
     datasets = text.partition("[[datasets]]")[2]
     assert set(re.findall(r"^#?(\w+) = ", datasets, re.MULTILINE)) == set(DatasetSettings.__struct_encode_fields__)
@@ -293,7 +293,7 @@ FILE_DATASET = '[[datasets]]\nname = "a"\ncold = "file:///data/a"\n'
         (MINIMAL + 'ttl = "1s"\n', "datasets[0].ttl: unknown key", "metadata_ttl"),
         (MINIMAL + "zzz = 1\n", "datasets[0].zzz: unknown key", "possible here: name, cold"),
         ("single = true\n" + MINIMAL, "single: unknown key", "possible here"),
-        (MINIMAL + "[warm]\n", "warm: unknown key", ""),
+        (MINIMAL + "[lukewarm]\n", "lukewarm: unknown key", ""),
         # missing ones
         (DATASET, "mount.point: is missing", "write it"),
         (MOUNT, "datasets: there is none", "[[datasets]]"),

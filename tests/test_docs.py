@@ -22,6 +22,7 @@ from tiercache.config.settings import (
     HotSettings,
     MountSettings,
     PolicySettings,
+    WarmSettings,
 )
 from tiercache.core import admission, eviction, freshness, pin, prefetch, watermark
 from tiercache.core.naming import Level
@@ -36,6 +37,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 TABLES = {
     "mount": MountSettings,
     "hot": HotSettings,
+    "warm": WarmSettings,
     "cold": ColdSettings,
     "policy": PolicySettings,
     "admin": AdminSettings,
@@ -109,7 +111,7 @@ def test_metrics_exist(page: Path) -> None:
 @each_page
 def test_configuration_keys_exist_and_examples_load(page: Path, tmp_path: Path) -> None:
     text = page.read_text()
-    for table, key in re.findall(r"\[(mount|hot|cold|policy|admin)\] (\w+)", text):
+    for table, key in re.findall(r"\[(mount|hot|warm|cold|policy|admin)\] (\w+)", text):
         assert key in TABLES[table].__struct_encode_fields__, f"[{table}] {key}"
     for example in re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         file = tmp_path / "tiercache.toml"

@@ -44,6 +44,15 @@ def mount(
     replica: Annotated[
         str | None, typer.Option("--replica", metavar="DIR", help="A directory that holds the same files.")
     ] = None,
+    warm_target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--warm-target", metavar="DIR", help="Directory (flash, Lustre) for what falls out of the cache; may be repeated."
+        ),
+    ] = None,
+    ec: Annotated[
+        str | None, typer.Option("--ec", metavar="K+M", help="Data and parity shards of the warm targets, as in 4+2 (default).")
+    ] = None,
     endpoint_url: Annotated[str | None, typer.Option("--endpoint-url", metavar="URL", help="Of a store other than AWS.")] = None,
     region: Annotated[str | None, typer.Option("--region", help="Region of the bucket.")] = None,
     profile: Annotated[str | None, typer.Option("--profile", metavar="NAME", help="Profile of ~/.aws/config.")] = None,
@@ -70,6 +79,8 @@ def mount(
         hot=hot or (),
         hot_size=hot_size,
         replica=replica,
+        warm_targets=warm_target or (),
+        ec=ec,
         endpoint_url=endpoint_url,
         region=region,
         profile=profile,

@@ -44,6 +44,7 @@ def places_of(config: Config) -> Iterator[tuple[str, str]]:
     """(what it is, path) of everything that the daemon opens while it serves its mount."""
     yield "the admin socket", config.admin.socket or str(socket_for(config.mount.point))
     yield from (("the cache directory", path) for path in config.hot.paths)
+    yield from (("the warm target", path) for path in config.warm.targets)
     for dataset in config.datasets:
         if dataset.replica is not None:
             yield f"the replica of {dataset.name}", dataset.replica

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from tiercache.config.location import DirectoryLocation, Location, S3Location, parse_source
-from tiercache.config.quantity import parse_address, parse_duration, parse_mode, parse_size
+from tiercache.config.quantity import parse_address, parse_duration, parse_mode, parse_shards, parse_size
 from tiercache.config.rules import first_fault
 from tiercache.config.settings import (
     DEFAULT_METADATA_TTL_SECONDS,
@@ -34,6 +34,7 @@ from tiercache.config.settings import (
     HotSettings,
     MountSettings,
     PolicySettings,
+    WarmSettings,
 )
 from tiercache.errors import UsageError
 
@@ -45,6 +46,7 @@ __all__ = [
     "HotSettings",
     "MountSettings",
     "PolicySettings",
+    "WarmSettings",
     "decode",
     "default_hot_path",
     "encode",
@@ -61,6 +63,7 @@ Document = dict[str, Any]
 _TABLES: dict[str, type[msgspec.Struct]] = {
     "mount": MountSettings,
     "hot": HotSettings,
+    "warm": WarmSettings,
     "cold": ColdSettings,
     "policy": PolicySettings,
     "admin": AdminSettings,
@@ -87,6 +90,8 @@ def from_mount(
     hot: Sequence[str] = (),
     hot_size: str | None = None,
     replica: str | None = None,
+    warm_targets: Sequence[str] = (),
+    ec: str | None = None,
     endpoint_url: str | None = None,
     region: str | None = None,
     profile: str | None = None,
@@ -104,7 +109,7 @@ def from_mount(
 ) -> Config:
     """The configuration of `tiercache mount`: one dataset, shown at the root. Relative paths are the caller's.
 
-    Texts are those of the options (`hot_size` "100GB", modes in octal). Raises UsageError that names the option.
+    Texts are those of the options (`hot_size` "100GB", `ec` "4+2", modes in octal). Raises UsageError that names the option.
     """
     point = os.path.abspath(mountpoint)
     dataset = {
@@ -129,10 +134,21 @@ def from_mount(
     document = {
         "mount": {"point": point, **_given(modes)},
         "hot": _given({"paths": [_absolute(path) for path in hot] or None, "capacity": hot_size}),
+        "warm": _warm_table(warm_targets, ec),
         "admin": _given({"socket": socket}),
         "datasets": [{key: value for key, value in _given(dataset).items() if value is not False}],
     }
     return _Reading("", _OPTIONS).config(document, single=True)
+
+
+def _warm_table(targets: Sequence[str], ec: str | None) -> Document:
+    table: Document = {"targets": [_absolute(path) for path in targets]} if targets else {}
+    if ec is not None:
+        try:
+            table["data_shards"], table["parity_shards"] = parse_shards(ec)
+        except UsageError as error:
+            raise UsageError(f"--ec: {error}", hint=error.hint) from error
+    return table
 
 
 def _absolute(path: str) -> str:
@@ -209,6 +225,9 @@ _OPTIONS = {
     "admin.socket": "--socket",
     "hot.paths": "--hot",
     "hot.capacity": "--hot-size",
+    "warm.targets": "--warm-target",
+    "warm.data_shards": "--ec",
+    "warm.parity_shards": "--ec",
     "datasets[0].name": "--name",
     "datasets[0].cold": "SOURCE",
     "datasets[0].replica": "--replica",
@@ -240,7 +259,7 @@ class _Reading:
             config = msgspec.convert({**tables, "datasets": datasets, "single": single}, Config)
         except msgspec.ValidationError as error:
             raise self._of_validation(error) from error
-        fault = first_fault(config, document.get("datasets", []), self._called)
+        fault = first_fault(config, document, self._called)
         if fault is not None:
             raise self._fault(fault.place, fault.message, fault.hint)
         return config
@@ -310,10 +329,14 @@ class _Reading:
 
 def _inherit(tables: dict[str, Document], datasets: list[Document]) -> None:
     """Defaults that follow from other keys or from who runs the daemon."""
-    mount, hot, cold = tables["mount"], tables["hot"], tables["cold"]
+    mount, hot, warm, cold = tables["mount"], tables["hot"], tables["warm"], tables["cold"]
     mount.setdefault("allow_other", os.geteuid() == 0)
     if isinstance(mount.get("point"), str):
         hot.setdefault("paths", [default_hot_path(mount["point"])])
+    if isinstance(warm.get("targets"), list) and len(warm["targets"]) == 1 and not {"data_shards", "parity_shards"} & warm.keys():
+        warm.update(data_shards=1, parity_shards=0)
+    if isinstance(hot.get("chunk_size"), int):
+        warm.setdefault("pack_threshold", min(WarmSettings().pack_threshold_bytes, hot["chunk_size"]))
     deadline_seconds = cold.get("deadline")
     if isinstance(deadline_seconds, int | float):
         cold.setdefault("connect_timeout", min(ColdSettings().connect_timeout_seconds, deadline_seconds))

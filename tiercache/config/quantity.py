@@ -1,4 +1,4 @@
-"""Sizes, durations, file modes and addresses as people write them.
+"""Sizes, durations, file modes, numbers of shards and addresses as people write them.
 
 Decimal prefixes are powers of 1000 and binary ones powers of 1024, as the labels on disks and the
 output of `df -H` and `df -h` have it: `GB` = 10^9, `GiB` = 2^30. A bare number is in the base unit
@@ -19,6 +19,7 @@ MAX_DURATION_SECONDS = 100 * 365 * 86400  # a century: more is a slip of the pen
 _SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*(?:([kmgtpe])(i?))?b?\s*", re.IGNORECASE)
 _DURATION = re.compile(r"\s*(?:\d{1,12}(?:\.\d{1,12})?\s*(?:ms|min|[smhdw])\s*)+")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])")
+_SHARDS = re.compile(r"\s*([0-9]{1,3})\s*\+\s*([0-9]{1,3})\s*")
 _PLAIN_NUMBER = re.compile(r"\s*\d{1,12}(?:\.\d{1,12})?\s*")
 _MODE = re.compile(r"(?:0o?)?[0-7]{3}")
 _SECONDS = {
@@ -51,6 +52,16 @@ def parse_duration(text: str) -> float:
     if total > MAX_DURATION_SECONDS:
         raise UsageError(f"{text!r} is longer than a century", hint="the longest duration is 36500d")
     return float(total)
+
+
+def parse_shards(text: str) -> tuple[int, int]:
+    """`"4+2"`: counts of data and parity shards. Raises UsageError."""
+    match = _SHARDS.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"{text!r} is not a number of data and of parity shards", hint="write data+parity, as in 4+2; 1+0 keeps single copies"
+        )
+    return int(match[1]), int(match[2])
 
 
 def parse_mode(text: str) -> int:

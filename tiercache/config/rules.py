@@ -25,6 +25,7 @@ MIN_CHUNKS = 4  # what one reader, its read-ahead and one eviction need at the s
 MAX_SOCKET_PATH_BYTES = 107  # sun_path without its NUL
 MAX_NAME_BYTES = 128
 _NAME = re.compile(r"[^\W_][\w.+ -]*|_[\w.+ -]+")
+MAX_SHARDS = 32  # of one object
 MIN_TIMEOUT_SECONDS = 0.1  # less than a packet takes around the world
 MIN_DEADLINE_SECONDS = 1.0
 MAX_NEGATIVE_TTL_SECONDS = 86400.0
@@ -42,8 +43,8 @@ class Fault(msgspec.Struct, frozen=True):
     hint: str
 
 
-def first_fault(config: Config, written: Sequence[Mapping[str, Any]], called: Callable[[str], str]) -> Fault | None:
-    """`written`: the datasets as they were written, to tell what was asked for from what was inherited.
+def first_fault(config: Config, written: Mapping[str, Any], called: Callable[[str], str]) -> Fault | None:
+    """`written`: the document as it was written, to tell what was asked for from what was inherited.
 
     `called`: what a key is called in a message (an option's name, when there was no file).
     """
@@ -52,7 +53,8 @@ def first_fault(config: Config, written: Sequence[Mapping[str, Any]], called: Ca
         _path_faults(config),
         _range_faults(config),
         _limit_faults(config),
-        _dataset_faults(config, written),
+        _warm_faults(config, written.get("warm", {}), called),
+        _dataset_faults(config, written.get("datasets", [])),
         _overlap_faults(config, called),
     )
     return next((fault for rule in rules for fault in rule), None)
@@ -121,6 +123,8 @@ def _path_faults(config: Config) -> Iterator[Fault]:
             yield Fault(place, "holds a NUL character", "write the directory's path")
         if place.startswith("hot.") and not _is_utf8(path):
             yield Fault(place, f"{path!r} is not UTF-8", "choose another name: LMDB, which keeps the index, takes no other")
+        if place.startswith("warm.") and not _is_utf8(path):
+            yield Fault(place, f"{path!r} is not UTF-8", "choose another name: metrics, which name each target, take no other")
         if not path.startswith("/"):
             yield Fault(place, f"{path!r} is not an absolute path", "begin it with /")
     socket = config.admin.socket
@@ -176,6 +180,57 @@ def _limit_faults(config: Config) -> Iterator[Fault]:
                 "the deadline bounds an operation with all its retries: raise it",
             )
     yield from _endpoint_faults("cold.endpoint_url", cold.endpoint_url)
+
+
+def _warm_faults(config: Config, own: Mapping[str, Any], called: Callable[[str], str]) -> Iterator[Fault]:
+    warm, chunk_bytes = config.warm, config.hot.chunk_bytes
+    if not warm.targets:
+        for key in own:
+            if key != "targets":
+                yield Fault(
+                    f"warm.{key}", f"has no meaning without {called('warm.targets')}", "name directories, or leave it out"
+                )
+        return
+    if warm.shards_count > MAX_SHARDS:
+        yield Fault(
+            "warm.data_shards",
+            f"{warm.data_shards}+{warm.parity_shards} is more than {MAX_SHARDS} shards",
+            "choose fewer: 8+3 survives three lost targets",
+        )
+    if len(warm.targets) < warm.shards_count:
+        yield Fault("warm.targets", _too_few(config), _more_or_fewer(config, called))
+    if warm.pack_threshold_bytes > chunk_bytes:
+        yield Fault(
+            "warm.pack_threshold",
+            f"{warm.pack_threshold_bytes} bytes is more than hot.chunk_size {chunk_bytes}",
+            "lower it: an object in a pack is one chunk",
+        )
+    if warm.capacity_bytes is not None and warm.capacity_bytes < MIN_CHUNKS * chunk_bytes:
+        yield Fault(
+            "warm.capacity",
+            f"{warm.capacity_bytes} bytes is less than {MIN_CHUNKS} chunks of {chunk_bytes} bytes",
+            "raise it, or leave it out: then each file system is used until 10 % of it is free",
+        )
+
+
+def _too_few(config: Config) -> str:
+    warm = config.warm
+    named = "one directory is" if len(warm.targets) == 1 else f"{len(warm.targets)} directories are"
+    return (
+        f"{named} named, and {warm.data_shards}+{warm.parity_shards} shards need {warm.shards_count}, "
+        "as each shard of an object lies on another one"
+    )
+
+
+def _more_or_fewer(config: Config, called: Callable[[str], str]) -> str:
+    count = len(config.warm.targets)
+    parity_count = min(config.warm.parity_shards, count // 3)
+    keys = called("warm.data_shards")
+    if keys.startswith("--"):
+        fewer = f"{keys} {count - parity_count}+{parity_count}"
+    else:
+        fewer = f"data_shards = {count - parity_count} and parity_shards = {parity_count}"
+    return f"name {config.warm.shards_count - count} more, or choose fewer shards, as in {fewer}"
 
 
 def _endpoint_faults(place: str, url: str | None) -> Iterator[Fault]:
@@ -240,6 +295,7 @@ def _directories(config: Config) -> Iterator[tuple[str, str]]:
     """Every directory of the configuration with the key that names it."""
     yield "mount.point", config.mount.point
     yield from ((f"hot.paths[{position}]", path) for position, path in enumerate(config.hot.paths))
+    yield from ((f"warm.targets[{position}]", path) for position, path in enumerate(config.warm.targets))
     for position, dataset in enumerate(config.datasets):
         if dataset.replica is not None:
             yield f"datasets[{position}].replica", dataset.replica

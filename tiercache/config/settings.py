@@ -74,6 +74,26 @@ class HotSettings(_Table, frozen=True, kw_only=True):
         return None if self.capacity_bytes is None else self.capacity_bytes // len(self.paths)
 
 
+class WarmSettings(_Table, frozen=True, kw_only=True):
+    """`[warm]`. Without targets there is no warm tier. An object's shards lie on `shards_count` of the targets, one on each.
+
+    None for `capacity_bytes`, which is that of all targets together: until 10 % of a target's file system is free.
+    Objects of up to `pack_threshold_bytes` share packs; 0: none do.
+    """
+
+    targets: tuple[str, ...] = ()
+    data_shards: Annotated[int, msgspec.Meta(ge=1, le=32)] = 4
+    parity_shards: Annotated[int, msgspec.Meta(ge=0, le=8)] = 2
+    zstd_level: Annotated[int, msgspec.Meta(ge=1, le=19)] = 3
+    capacity_bytes: Bytes | None = None
+    pack_threshold_bytes: Bytes = msgspec.field(default=MIB, name="pack_threshold")
+    scrub_rate_bytes: Bytes = 64_000_000  # a second, of all targets together; 100 TB in 18 days
+
+    @property
+    def shards_count(self) -> int:
+        return self.data_shards + self.parity_shards
+
+
 class ColdSettings(_Table, frozen=True, kw_only=True):
     """`[cold]`: what all datasets share. `deadline_seconds` bounds an operation with all its retries."""
 
@@ -130,6 +150,7 @@ class Config(_Table, frozen=True, kw_only=True):
 
     mount: MountSettings
     hot: HotSettings
+    warm: WarmSettings = WarmSettings()
     cold: ColdSettings
     policy: PolicySettings
     admin: AdminSettings
