@@ -107,6 +107,20 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("scrubbed_bytes", _C, "bytes", "Bytes of the hot tier hashed in the background"),
     Definition("pins", _G, "", "Pins in force"),
     Definition("pinned_bytes", _G, "bytes", "Size of all pinned objects"),
+    # the warm tier
+    Definition("demotions", _C, "", "Objects that were to go from hot to warm, by what became of them", ("outcome",)),
+    Definition("demoted_bytes", _C, "bytes", "Bytes of objects written to the warm tier, before compression"),
+    Definition("demoted_stored_bytes", _C, "bytes", "Bytes written to the warm tier for them: pieces, parity and manifests"),
+    Definition("warm_degraded_reads", _C, "", "Stripes read from the warm tier that had to be reconstructed"),
+    Definition("warm_hedges", _C, "", "Further pieces asked for because one was late or failed"),
+    Definition("warm_repairs", _C, "", "Copies of the warm tier that were repaired, or could not be", ("outcome",)),
+    Definition("warm_scrubbed_bytes", _C, "bytes", "Bytes of the warm tier read by scrubs"),
+    Definition("warm_damage", _C, "", "Damage of the warm tier that reads and scrubs have found", ("kind",)),
+    Definition("warm_packs", _G, "", "Packs of small objects that are known to be on the targets"),
+    Definition("warm_packed_objects", _G, "", "Small objects in those packs"),
+    Definition("target_state", _G, "", "State of a target: 2 up, 1 suspect, 0 down", ("target",)),
+    Definition("target_free_bytes", _G, "bytes", "Free space of a target's file system", ("target",)),
+    Definition("target_errors", _G, "", "Operations on a target that have failed since the daemon started", ("target",)),
     # the tiers below
     Definition("requests", _C, "", "Requests to a tier, each attempt counted", ("tier", "operation")),
     Definition("request_seconds", _H, "seconds", "Time of a request to a tier, each attempt by itself", ("tier", "operation")),
@@ -157,6 +171,20 @@ class Metrics:
         self.scrubbed_bytes = self._counter("scrubbed_bytes")
         self.pins = self._gauge("pins")
         self.pinned_bytes = self._gauge("pinned_bytes")
+
+        self.demotions = self._counter("demotions")
+        self.demoted_bytes = self._counter("demoted_bytes")
+        self.demoted_stored_bytes = self._counter("demoted_stored_bytes")
+        self.warm_degraded_reads = self._counter("warm_degraded_reads")
+        self.warm_hedges = self._counter("warm_hedges")
+        self.warm_repairs = self._counter("warm_repairs")
+        self.warm_scrubbed_bytes = self._counter("warm_scrubbed_bytes")
+        self.warm_damage = self._counter("warm_damage")
+        self.warm_packs = self._gauge("warm_packs")
+        self.warm_packed_objects = self._gauge("warm_packed_objects")
+        self.target_state = self._gauge("target_state")
+        self.target_free_bytes = self._gauge("target_free_bytes")
+        self.target_errors = self._gauge("target_errors")
 
         self.requests = self._counter("requests")
         self.request_seconds = self._histogram("request_seconds")

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import errno
 from functools import cache
+from typing import Literal
 
 from prometheus_client import Counter, Histogram
 
 from tiercache.core.record import ObjectRef
 from tiercache.errors import TiercacheError, TierError
 from tiercache.metrics.definitions import Metrics
+
+
+Demotion = Literal["written", "already", "pack", "failed", "skipped"]
+"""written: by itself; already: a copy was there; pack: in a pack; skipped: held by a replica, or not worth keeping."""
+
+RepairOutcome = Literal["repaired", "partial", "impossible", "failed"]
+"""repaired: whole again; partial: readable, and still less redundant than it should be; impossible: too few pieces are left."""
+
+DamageKind = Literal["bad_piece", "truncated", "missing_shard", "missing_manifest", "bad_manifest"]
 
 
 class Tally:
@@ -107,6 +117,29 @@ class Tally:
 
     def unreachable(self, dataset: str, count: int) -> None:
         self.metrics.unreachable_keys.labels(dataset).set(count)
+
+    # -- the warm tier
+
+    def demoted(self, outcome: Demotion, logical_bytes: int = 0, stored_bytes: int = 0) -> None:
+        """What became of one object; its bytes, and what was written for them (of a pack: when it is written, with its last)."""
+        self._counter(self.metrics.demotions, outcome).inc()
+        self.metrics.demoted_bytes.inc(logical_bytes)
+        self.metrics.demoted_stored_bytes.inc(stored_bytes)
+
+    def warm_degraded(self) -> None:
+        self.metrics.warm_degraded_reads.inc()
+
+    def warm_hedged(self) -> None:
+        self.metrics.warm_hedges.inc()
+
+    def repaired(self, outcome: RepairOutcome) -> None:
+        self._counter(self.metrics.warm_repairs, outcome).inc()
+
+    def warm_scrubbed(self, count: int) -> None:
+        self.metrics.warm_scrubbed_bytes.inc(count)
+
+    def warm_damaged(self, kind: DamageKind, count: int = 1) -> None:
+        self._counter(self.metrics.warm_damage, kind).inc(count)
 
     # -- for `status`
 
