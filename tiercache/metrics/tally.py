@@ -16,7 +16,6 @@ from tiercache.core.record import ObjectRef
 from tiercache.errors import TiercacheError, TierError
 from tiercache.metrics.definitions import Metrics
 
-
 Demotion = Literal["written", "already", "pack", "failed", "skipped"]
 """written: by itself; already: a copy was there; pack: in a pack; skipped: held by a replica, or not worth keeping."""
 
