@@ -1,4 +1,4 @@
-"""Where a cache directory may lie: on a local disk, apart from everything that is not its own.
+"""Where a cache directory may lie: on a local disk, apart from everything that is not its own. A warm target may be on a network.
 
 Refused are memory (tmpfs), the network and FUSE (a cache there is no faster than what it caches, and locks lie),
 and any place inside or around another cache, a replica, a source or a mount point: the cache would list, cache or
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tiercache.errors import SetupError
-from tiercache.mountinfo import Mount
+from tiercache.mountinfo import FSTYPE, Mount
 
 _MEMORY = frozenset(["tmpfs", "ramfs", "devtmpfs", "hugetlbfs"])
 # fmt: off
@@ -77,7 +77,9 @@ def resolve(path: Path, mounts: Sequence[Mount]) -> Path:
     return done
 
 
-def refuse_overlap(home: Path, what: str, other: Path, mounts: Sequence[Mount]) -> None:
+def refuse_overlap(
+    home: Path, what: str, other: Path, mounts: Sequence[Mount], *, role: str = "cache directory", option: str = "--hot"
+) -> None:
     """Raises SetupError when one of the two resolved paths lies inside the other. `what` says what `other` is."""
     places = [(home, other)]
     mine, its = _mount_of(home, mounts), _mount_of(other, mounts)
@@ -92,9 +94,7 @@ def refuse_overlap(home: Path, what: str, other: Path, mounts: Sequence[Mount]) 
             relation = "contains"
         else:
             continue
-        raise SetupError(
-            f"cache directory {home} {relation} the {what} {other}", hint="choose a directory apart from it with --hot"
-        )
+        raise SetupError(f"{role} {home} {relation} the {what} {other}", hint=f"choose a directory apart from it with {option}")
 
 
 def refuse_filesystem(home: Path, mounts: Sequence[Mount]) -> None:
@@ -109,3 +109,23 @@ def refuse_filesystem(home: Path, mounts: Sequence[Mount]) -> None:
     else:
         return
     raise SetupError(f"cache directory {home} is {kind}", hint="choose a directory on a local disk with --hot")
+
+
+def refuse_storage(home: Path, mounts: Sequence[Mount]) -> None:
+    """Raises SetupError when a warm target at `home` (resolved) would not outlive the machine, or lie in a tiercache mount."""
+    fstype = _mount_of(home, mounts).fstype
+    if fstype in _MEMORY:
+        kind = f"in memory ({fstype})"
+    elif fstype in _PSEUDO:
+        kind = f"on {fstype}, which stores nothing"
+    elif fstype == FSTYPE:
+        kind = "in a mount of tiercache itself"
+    else:
+        return
+    raise SetupError(f"warm target {home} is {kind}", hint="choose a directory on flash, disk or a network file system")
+
+
+def filesystem_source(home: Path, mounts: Sequence[Mount]) -> str:
+    """Type and source of the mount that `home` (resolved) is on: what tells network file systems apart that have no id."""
+    mount = _mount_of(home, mounts)
+    return f"{mount.fstype} {mount.source}"
