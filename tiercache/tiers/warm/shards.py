@@ -1,0 +1,223 @@
+"""The warm tier, read: bytes of an object from k verified pieces of each stripe that they touch.
+
+A read finds the object's copies (`copies.py`), takes the oldest that can be read, and goes through it stripe by stripe: k
+pieces (`pieces.py`), joined and decompressed (or reconstructed) in a thread, compared with the digest of what was written, then
+handed to the sink by the same thread. Of a plain stripe only those pieces are read that the read touches, and nothing is
+joined. What a read needed in part is kept for a moment (`kept.py`), and two reads of one stripe at once read it once.
+
+Memory: a stripe takes its pieces and its bytes from one budget before the first piece is asked for, `WORKING_BYTES` for all
+reads together, besides `KEPT_BYTES` and what late pieces occupy until they come (`hedging.py`).
+
+A copy that cannot be read gives way to the next generation. When no shard of any of them is anywhere, they were collected: what
+is known of the object is forgotten and looked up once more. Otherwise the read ends with Unavailable, and the cold tier goes
+on.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TypeVar
+
+import trio
+import xxhash
+
+from tiercache.core.record import ObjectRef
+from tiercache.core.stripe import Geometry, Stripe
+from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
+from tiercache.tiers.tier import Sink
+from tiercache.tiers.warm.codec import decode_stripe
+from tiercache.tiers.warm.copies import Copies, Copy
+from tiercache.tiers.warm.hedging import Race
+from tiercache.tiers.warm.isal import ErasureCode
+from tiercache.tiers.warm.kept import Kept, Key, Parts
+from tiercache.tiers.warm.pieces import Observer, Piece, Pieces
+from tiercache.tiers.warm.writing import Staging
+
+T = TypeVar("T")
+
+WORKING_BYTES = 128 << 20
+KEPT_BYTES = 64 << 20
+DECODERS_COUNT = 4
+CODES_COUNT = 8
+
+
+class Warm:
+    """A `Tier` over warm copies. Used on the event loop only."""
+
+    def __init__(
+        self,
+        copies: Copies,
+        pieces: Pieces,
+        observer: Observer,
+        *,
+        working_bytes: int = WORKING_BYTES,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self.name = "warm"
+        self._copies = copies
+        self._pieces = pieces
+        self._observer = observer
+        self._working = Staging(working_bytes)
+        self._kept = Kept(kept_bytes)
+        self._reading: dict[Key, trio.Event] = {}
+        self._decoders = trio.CapacityLimiter(DECODERS_COUNT)
+        self._codes = Codes()
+        self._closed = False
+
+    @property
+    def working_bytes(self) -> int:
+        """What reads under way have taken of their budget."""
+        return self._working.used_bytes
+
+    async def holds(self, ref: ObjectRef) -> bool:
+        """Is there a copy? Whether enough of its pieces are there, only a read tells. Raises Unavailable."""
+        return bool(await self._fitting(ref))
+
+    async def read(self, ref: ObjectRef, offset: int, length: int, sink: Sink) -> None:
+        assert offset >= 0
+        assert length > 0
+        assert offset + length <= ref.size_bytes
+        at_start = sink.received_bytes
+        for _ in range(2):
+            copies = await self._fitting(ref)
+            failure: TierError | None = None
+            for copy in copies:
+                done = sink.received_bytes - at_start
+                try:
+                    await self._read(copy, offset + done, length - done, sink)
+                    return
+                except NotHeld:
+                    continue
+                except (Unavailable, Damaged) as error:
+                    failure = failure or error
+            if failure is not None:
+                raise failure
+            if not copies:
+                break
+            self._copies.forget(ref.object_id)
+        raise NotHeld(f"warm: no copy of {ref.key!r}")
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._kept.clear()
+
+    async def _fitting(self, ref: ObjectRef) -> list[Copy]:
+        fitting = []
+        for copy in await self._copies.find(ref.object_id):
+            try:
+                if copy.has(ref):
+                    fitting.append(copy)
+            except Damaged:
+                self._observer.damaged("manifest")
+                self._pieces.wish(copy)
+        return fitting
+
+    async def _read(self, copy: Copy, offset: int, length: int, sink: Sink) -> None:
+        end = offset + length
+        while offset < end:
+            if self._closed:
+                raise Unavailable("warm: closed")
+            number, begin = copy.stripe_at(offset)
+            stripe = copy.manifest.stripe(number)
+            count = min(end, begin + stripe.logical_bytes) - offset
+            if count <= 0:
+                raise Damaged(f"{copy.manifest!r}: stripe {number} is too short")
+            await self._read_stripe(copy, number, stripe, offset - begin, count, sink)
+            offset += count
+
+    async def _read_stripe(self, copy: Copy, number: int, stripe: Stripe, offset: int, length: int, sink: Sink) -> None:
+        key = (copy.manifest.object_id, copy.generation, number)
+        while (event := self._reading.get(key)) is not None:
+            await event.wait()
+        if (parts := self._kept.get(key)) is not None and (views := parts.cut(offset, length)) is not None:
+            await self._in_thread(partial(_deliver, sink, views))
+            return
+        event = self._reading[key] = trio.Event()
+        size_bytes = stripe.frame_bytes + stripe.logical_bytes
+        taken_bytes = 0
+        try:
+            taken_bytes = await self._working.take(size_bytes)
+            parts = await self._fetch(copy, stripe, offset, length)
+            if length < stripe.logical_bytes:
+                self._kept.put(key, parts)
+            del self._reading[key]
+            event.set()
+            views = parts.cut(offset, length)
+            assert views is not None
+            await self._in_thread(partial(_deliver, sink, views))
+        finally:
+            self._working.give(taken_bytes)
+            if self._reading.get(key) is event:
+                del self._reading[key]
+                event.set()
+
+    async def _fetch(self, copy: Copy, stripe: Stripe, offset: int, length: int) -> Parts:
+        """At least the parts that have these bytes."""
+        geometry = copy.manifest.geometry
+        some: Race[Piece] | None = None
+        if stripe.is_plain:
+            parts = Parts(stripe.piece_bytes(geometry.data_count))
+            touched = parts.touched(offset, length)
+            some = await self._pieces.some(copy, stripe, touched)
+            if len(some.answers) == len(touched):
+                return await self._plain(parts, stripe, some.answers)
+        pieces = await self._pieces.enough(copy, stripe, some)
+        if any(index not in pieces for index in range(geometry.data_count)):
+            self._observer.degraded()
+        code = self._codes.get(geometry)
+        try:
+            data = await self._in_thread(partial(decode_stripe, stripe, pieces, code))
+        except Damaged:
+            self._pieces.wish(copy)
+            raise
+        parts = Parts(stripe.logical_bytes)
+        parts.add(0, memoryview(data))
+        return parts
+
+    async def _plain(self, parts: Parts, stripe: Stripe, pieces: dict[int, Piece]) -> Parts:
+        for index in sorted(pieces):
+            end = min((index + 1) * parts.part_bytes, stripe.logical_bytes)
+            parts.add(index, memoryview(pieces[index])[: end - index * parts.part_bytes])
+        if parts.held_bytes == stripe.logical_bytes:
+            await self._in_thread(partial(_check, parts, stripe.digest))
+        return parts
+
+    async def _in_thread(self, job: partial[T]) -> T:
+        """Given up when cancelled: the pieces are the thread's own, and a sink that was closed refuses it."""
+        return await trio.to_thread.run_sync(job, abandon_on_cancel=True, limiter=self._decoders)
+
+
+class Codes:
+    """Tables of the erasure codes that are in use: copies keep the geometry with which they were written."""
+
+    def __init__(self) -> None:
+        self._codes: dict[Geometry, ErasureCode] = {}
+
+    def get(self, geometry: Geometry) -> ErasureCode:
+        code = self._codes.get(geometry)
+        if code is None:
+            if len(self._codes) >= CODES_COUNT:
+                self._codes.clear()
+            code = self._codes[geometry] = ErasureCode(geometry.data_count, geometry.parity_count)
+        return code
+
+
+def _check(parts: Parts, digest: int) -> None:
+    """Is it what was written, with all pieces together? Blocks."""
+    hashing = xxhash.xxh3_64()
+    for index in sorted(parts.parts):
+        hashing.update(parts.parts[index])
+    if hashing.intdigest() != digest:
+        raise Damaged("warm: a stripe's pieces are right, and their sum is not")
+
+
+def _deliver(sink: Sink, views: list[memoryview]) -> None:
+    """Copy bytes into the sink; blocks."""
+    for view in views:
+        rest = view
+        while rest:
+            room = sink.buffer(len(rest))
+            count = len(room)  # asked before `advance`, which takes the loan back
+            room[:] = rest[:count]
+            sink.advance(count)
+            rest = rest[count:]
