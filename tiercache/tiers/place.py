@@ -125,6 +125,11 @@ def refuse_storage(home: Path, mounts: Sequence[Mount]) -> None:
     raise SetupError(f"warm target {home} is {kind}", hint="choose a directory on flash, disk or a network file system")
 
 
+def mount_number(home: Path, mounts: Sequence[Mount]) -> int:
+    """Of the mount that `home` (resolved) is on: another one after every mount."""
+    return _mount_of(home, mounts).mount_id
+
+
 def filesystem_source(home: Path, mounts: Sequence[Mount]) -> str:
     """Type and source of the mount that `home` (resolved) is on: what tells network file systems apart that have no id."""
     mount = _mount_of(home, mounts)

@@ -7,7 +7,10 @@ Each call opens the directory anew, so that one that is unmounted, replaced or c
 the target itself or its `drafts`: what lies under a mount point while nothing is mounted there has none, so that no
 draft can begin in it. Where a file is missing, the marker is looked for: no marker, no target (`Vanished`, not NotHeld).
 
-Every call raises OSError for what the file system says, and NotHeld, Damaged or Vanished for what it found.
+Descriptors are closed in the thread that opened them, or in another one of the target's: never by the last reference, which
+may be dropped on the event loop, because closing can hang as well (FUSE and NFS flush).
+
+Every call raises OSError for what the file system says, and NotHeld, Damaged, Blocked or Vanished for what it found.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 import msgspec
 import xxhash
@@ -43,6 +48,10 @@ class Vanished(Exception):
     """The directory is not there, or has no marker: it is not the target (any more)."""
 
 
+class Blocked(Exception):
+    """Something that is not ours lies where a file of ours would go, or somebody has removed the draft."""
+
+
 class Found(msgspec.Struct, frozen=True):
     """What a directory holds under `name`. Names that are not UTF-8 have surrogate escapes."""
 
@@ -61,19 +70,18 @@ class Timed(msgspec.Struct, frozen=True):
     rest_seconds: float
 
 
-class Descriptor:
-    """Closed with the last reference: a thread that was given up still has one."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __del__(self) -> None:
-        os.close(self.number)
-
-
-def open_root(path: str) -> Descriptor:
+@contextmanager
+def opened(descriptor: int) -> Iterator[int]:
     try:
-        return Descriptor(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_root(path: str) -> int:
+    """An O_PATH descriptor of the target."""
+    try:
+        return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise Vanished("does not exist") from error
     except NotADirectoryError as error:
@@ -82,142 +90,188 @@ def open_root(path: str) -> Descriptor:
 
 def read(path: str, relative: str, offset: int, length: int, checksum: int | None) -> Timed:
     """Exactly `length` bytes from `offset`, with this xxh3-64 unless None."""
-    root = open_root(path)
-    began = time.monotonic()
-    file = _open_file(root, relative)
-    data = bytearray(length)
-    view = memoryview(data)
-    _fill(file, view[:FIRST_PIECE_BYTES], offset, relative)
-    first = time.monotonic()
-    _fill(file, view[FIRST_PIECE_BYTES:], offset + FIRST_PIECE_BYTES, relative)
-    ended = time.monotonic()
+    with opened(open_root(path)) as root:
+        began = time.monotonic()
+        with opened(_open_file(root, relative)) as file:
+            data = bytearray(length)
+            view = memoryview(data)
+            _fill(file, view[:FIRST_PIECE_BYTES], offset, relative)
+            first = time.monotonic()
+            _fill(file, view[FIRST_PIECE_BYTES:], offset + FIRST_PIECE_BYTES, relative)
+            ended = time.monotonic()
     if checksum is not None and xxhash.xxh3_64_intdigest(data) != checksum:
         raise Damaged(f"{relative}: {length} bytes at {offset} are not what was written")
     return Timed(data, first - began, ended - first)
 
 
 def read_whole(path: str, relative: str, limit_bytes: int) -> bytes:
-    file = _open_file(open_root(path), relative)
     pieces: list[bytes] = []
     length = 0
-    while piece := os.read(file.number, min(_WHOLE_BYTES, limit_bytes + 1 - length)):
-        pieces.append(piece)
-        length += len(piece)
-        if length > limit_bytes:
-            raise Damaged(f"{relative} has more than {limit_bytes} bytes")
+    with opened(open_root(path)) as root, opened(_open_file(root, relative)) as file:
+        while piece := os.read(file, min(_WHOLE_BYTES, limit_bytes + 1 - length)):
+            pieces.append(piece)
+            length += len(piece)
+            if length > limit_bytes:
+                raise Damaged(f"{relative} has more than {limit_bytes} bytes")
     return b"".join(pieces)
 
 
 def names(path: str, relative: str) -> list[str]:
-    directory = _open_listed(path, relative)
-    return [] if directory is None else os.listdir(directory.number)
+    """Nothing when there is no such directory, or something else in its place."""
+    with _listed(path, relative) as directory:
+        return [] if directory is None else os.listdir(directory)
 
 
 def scan(path: str, relative: str) -> list[Found]:
-    directory = _open_listed(path, relative)
-    if directory is None:
-        return []
-    found = []
-    for name in os.listdir(directory.number):
-        try:
-            about = os.stat(name, dir_fd=directory.number, follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        is_regular = stat.S_ISREG(about.st_mode)
-        found.append(Found(name, about.st_size, about.st_mtime_ns / 1e9, about.st_blocks * 512, is_regular))
-    return found
+    with _listed(path, relative) as directory:
+        return [] if directory is None else [found for name in os.listdir(directory) for found in _looked_at(directory, name)]
 
 
 def remove(path: str, relative: str) -> None:
     """Missing is fine."""
-    root = open_root(path)
     *parents, name = _parts(relative)
-    try:
-        directory = Descriptor(open_directory(root.number, parents, os.O_PATH))
-        os.unlink(name, dir_fd=directory.number)
-    except (FileNotFoundError, NotADirectoryError):
-        _require_marker(root)
+    with opened(open_root(path)) as root:
+        try:
+            with opened(open_directory(root, parents, os.O_PATH)) as directory:
+                os.unlink(name, dir_fd=directory)
+        except (FileNotFoundError, NotADirectoryError):
+            _require_marker(root)
+        except IsADirectoryError as error:
+            raise Blocked(f"{relative} is not a regular file") from error
 
 
 def usage(path: str) -> Usage:
-    root = open_root(path)
-    _require_marker(root)
-    return usage_of(root)
+    with opened(open_root(path)) as root:
+        _require_marker(root)
+        return usage_of(root)
 
 
-def usage_of(root: Descriptor) -> Usage:
-    found = os.fstatvfs(root.number)
+def usage_of(root: int) -> Usage:
+    found = os.fstatvfs(root)
     return Usage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
 def now_seconds(path: str) -> float:
-    """The clock of the file system: the time that it gives to a new file."""
-    return touch(open_root(path))
-
-
-def touch(root: Descriptor) -> float:
-    """Write a small file and remove it again; its time."""
-    draft = DraftFile(root)
+    """The clock of the file system: the time that it gives to a file that is written. Leaves nothing behind."""
+    draft = DraftFile(path)
     try:
+        draft.begin()
         draft.append([b"\0"])
-        return os.fstat(draft.file.number).st_mtime_ns / 1e9
+        return draft.mtime_seconds()
     finally:
-        draft.unlink()
+        draft.discard()
 
 
 def put(path: str, relative: str, data: bytes) -> None:
     """A whole file, durable."""
-    draft = DraftFile(open_root(path))
-    try:
-        draft.append([data])
-        draft.commit(relative)
-    except (OSError, Vanished):
-        draft.unlink()
-        raise
+    draft = DraftFile(path)
+    draft.begin()
+    draft.append([data])
+    draft.commit(relative)
+
+
+def sync_directory(directory: int) -> None:
+    """Where directories cannot be synced, their entries are taken to be durable."""
+    with opened(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)) as listed:
+        try:
+            os.fsync(listed)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
 
 
 class DraftFile:
-    """A new file in `drafts`, by a name that nobody else will use. Blocking, one call at a time."""
+    """A new file in `drafts`, by a name that nobody else uses. Blocking, one call at a time, each in some thread.
 
-    def __init__(self, root: Descriptor) -> None:
-        self._root = root
+    A call that fails discards the draft. One that was given up does so when it comes back, and one that has not begun by then
+    does nothing. Only a draft that is given up between two calls has to be discarded by another call (`give_up` tells).
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._name = uuid.uuid4().hex.encode()
-        try:
-            self._drafts = Descriptor(open_directory(root.number, [DRAFTS.encode()], os.O_PATH))
-            self.file = Descriptor(os.open(self._name, _WRITE, 0o600, dir_fd=self._drafts.number))
-        except FileNotFoundError as error:
-            raise Vanished(f"there is no directory {DRAFTS}") from error
+        self._open = ExitStack()
+        self._root = self._drafts = self._file = -1
+        self._lock = threading.Lock()
+        self._is_busy = False
+        self._is_given_up = False
+
+    def begin(self) -> None:
+        with self._work():
+            self._root = self._open.enter_context(opened(open_root(self._path)))
+            try:
+                drafts = open_directory(self._root, [DRAFTS.encode()], os.O_PATH)
+                self._drafts = self._open.enter_context(opened(drafts))
+                self._file = self._open.enter_context(opened(os.open(self._name, _WRITE, 0o600, dir_fd=drafts)))
+            except FileNotFoundError as error:
+                raise Vanished(f"there is no directory {DRAFTS}") from error
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        rest = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
-        while rest:
-            count = os.writev(self.file.number, rest[:_IOV_COUNT])
-            done = 0
-            while done < len(rest) and count >= len(rest[done]):
-                count -= len(rest[done])
-                done += 1
-            del rest[:done]
-            if count:
-                rest[0] = rest[0][count:]
+        with self._work():
+            rest = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if len(view)]
+            while rest:
+                count = os.writev(self._file, rest[:_IOV_COUNT])
+                done = 0
+                while done < len(rest) and count >= len(rest[done]):
+                    count -= len(rest[done])
+                    done += 1
+                del rest[:done]
+                if count:
+                    rest[0] = rest[0][count:]
 
     def commit(self, relative: str) -> None:
         """Durable under the name `relative`, in place of what may have it now."""
         *parents, name = _parts(relative)
-        os.fsync(self.file.number)
-        directory = _make_directories(self._root, parents)
-        try:
-            os.rename(self._name, name, src_dir_fd=self._drafts.number, dst_dir_fd=directory.number)
-        except FileNotFoundError as error:
-            _require_marker(self._root)
-            raise OSError(errno.ESTALE, "the draft was removed by somebody") from error
-        os.fsync(directory.number)
+        with self._work(), _made_directory(self._root, parents, relative) as directory:
+            os.fsync(self._file)
+            if self._is_given_up:
+                raise Blocked("the draft was given up")
+            try:
+                os.rename(self._name, name, src_dir_fd=self._drafts, dst_dir_fd=directory)
+            except FileNotFoundError as error:
+                _require_marker(self._root)
+                raise Blocked("the draft was removed by somebody") from error
+            except IsADirectoryError as error:
+                raise Blocked(f"{relative} is a directory") from error
+            sync_directory(directory)
+        self._open.close()
 
-    def unlink(self) -> None:
-        """As far as it can be done: what stays is collected later."""
+    def mtime_seconds(self) -> float:
+        return os.fstat(self._file).st_mtime_ns / 1e9
+
+    def discard(self) -> None:
+        """Remove it as far as that can be done: what stays is collected later. Idempotent."""
+        if self._file >= 0:
+            self._file = -1
+            with suppress(OSError):
+                os.unlink(self._name, dir_fd=self._drafts)
+        self._root = -1
+        with suppress(OSError):
+            self._open.close()
+
+    def give_up(self) -> bool:
+        """Nobody wants it any more. True: no call is under way, and somebody has to `discard` it in a thread."""
+        with self._lock:
+            self._is_given_up = True
+            return not self._is_busy and self._root >= 0
+
+    @contextmanager
+    def _work(self) -> Iterator[None]:
+        with self._lock:
+            if self._is_given_up:
+                raise Blocked("the draft was given up")
+            self._is_busy = True
         try:
-            os.unlink(self._name, dir_fd=self._drafts.number)
-        except OSError:
-            return
+            yield
+        except (OSError, Vanished, Blocked):
+            self.discard()
+            raise
+        finally:
+            with self._lock:
+                self._is_busy = False
+                is_unwanted = self._is_given_up
+            if is_unwanted:
+                self.discard()
 
 
 def _parts(relative: str) -> tuple[bytes, ...]:
@@ -226,11 +280,11 @@ def _parts(relative: str) -> tuple[bytes, ...]:
     return parts
 
 
-def _open_file(root: Descriptor, relative: str) -> Descriptor:
+def _open_file(root: int, relative: str) -> int:
     *parents, name = _parts(relative)
     try:
-        directory = Descriptor(open_directory(root.number, parents, os.O_PATH))
-        file = Descriptor(os.open(name, _READ, dir_fd=directory.number))
+        with opened(open_directory(root, parents, os.O_PATH)) as directory:
+            file = os.open(name, _READ, dir_fd=directory)
     except FileNotFoundError as error:
         _require_marker(root)
         raise NotHeld(f"there is no {relative}") from error
@@ -238,59 +292,75 @@ def _open_file(root: Descriptor, relative: str) -> Descriptor:
         if error.errno in _IRREGULAR:
             raise Damaged(f"{relative} is not a regular file") from error
         raise
-    if not stat.S_ISREG(os.fstat(file.number).st_mode):
+    try:
+        is_regular = stat.S_ISREG(os.fstat(file).st_mode)
+    except OSError:
+        os.close(file)
+        raise
+    if not is_regular:
+        os.close(file)
         raise Damaged(f"{relative} is not a regular file")
     return file
 
 
-def _open_listed(path: str, relative: str) -> Descriptor | None:
-    """The directory, None when there is none (or something else in its place)."""
-    root = open_root(path)
-    try:
-        return Descriptor(open_directory(root.number, _parts(relative) if relative else ()))
-    except (FileNotFoundError, NotADirectoryError):
-        _require_marker(root)
-        return None
+@contextmanager
+def _listed(path: str, relative: str) -> Iterator[int | None]:
+    with opened(open_root(path)) as root:
+        try:
+            directory = open_directory(root, _parts(relative) if relative else ())
+        except (FileNotFoundError, NotADirectoryError):
+            _require_marker(root)
+            yield None
+        else:
+            with opened(directory):
+                yield directory
 
 
-def _require_marker(root: Descriptor) -> None:
+def _looked_at(directory: int, name: str) -> Iterator[Found]:
+    """One, or none when it has gone meanwhile."""
+    with suppress(FileNotFoundError):
+        about = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        yield Found(name, about.st_size, about.st_mtime_ns / 1e9, about.st_blocks * 512, stat.S_ISREG(about.st_mode))
+
+
+def _require_marker(root: int) -> None:
     try:
-        os.stat(MARKER, dir_fd=root.number, follow_symlinks=False)
+        os.stat(MARKER, dir_fd=root, follow_symlinks=False)
     except FileNotFoundError as error:
-        raise Vanished(f"there is no {MARKER}") from error
+        raise Vanished(f"has no {MARKER}") from error
 
 
-def _fill(file: Descriptor, view: memoryview, offset: int, relative: str) -> None:
+def _fill(file: int, view: memoryview, offset: int, relative: str) -> None:
     while len(view):
-        count = os.preadv(file.number, [view], offset)
+        count = os.preadv(file, [view], offset)
         if count == 0:
             raise Damaged(f"{relative} ends before byte {offset + len(view)}")
         view = view[count:]
         offset += count
 
 
-def _make_directories(root: Descriptor, parents: Sequence[bytes]) -> Descriptor:
-    """The directory at `parents`, open for fsync, with those made that are missing; each of them durable in its parent."""
-    at = Descriptor(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root.number))
-    for part in parents:
-        try:
-            below = _open_below(at, part)
-        except FileNotFoundError:
-            _make_directory(at, part)
-            below = _open_below(at, part)
-        at = below
-    return at
+@contextmanager
+def _made_directory(root: int, parents: Sequence[bytes], relative: str) -> Iterator[int]:
+    """The directory at `parents`, with those made that are missing; each of them is durable in its parent."""
+    with ExitStack() as stack:
+        at = root
+        for part in parents:
+            try:
+                below = _open_below(at, part)
+            except FileNotFoundError:
+                _make_directory(at, part)
+                below = _open_below(at, part)
+            except NotADirectoryError as error:
+                raise Blocked(f"what should be the directory of {relative} is none") from error
+            at = stack.enter_context(opened(below))
+        yield at
 
 
-def _make_directory(at: Descriptor, part: bytes) -> None:
-    try:
-        os.mkdir(part, 0o700, dir_fd=at.number)
-    except FileExistsError:
-        return  # by another node, which may not have synced it yet
-    finally:
-        os.fsync(at.number)
+def _make_directory(at: int, part: bytes) -> None:
+    with suppress(FileExistsError):  # by another node, which may not have synced it yet
+        os.mkdir(part, 0o700, dir_fd=at)
+    sync_directory(at)
 
 
-def _open_below(at: Descriptor, part: bytes) -> Descriptor:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    return Descriptor(os.open(part, flags, dir_fd=at.number))
+def _open_below(at: int, part: bytes) -> int:
+    return os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)

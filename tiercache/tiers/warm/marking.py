@@ -34,7 +34,7 @@ from tiercache.mountinfo import mounts
 from tiercache.tiers import claim
 from tiercache.tiers.place import filesystem_source, resolve
 from tiercache.tiers.warm import files
-from tiercache.tiers.warm.files import DRAFTS, MARKER, Descriptor, Vanished, open_root
+from tiercache.tiers.warm.files import DRAFTS, MARKER, Vanished, open_root, opened, sync_directory
 
 FORMAT = 1
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -69,22 +69,22 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """`reason`: why it could not be written."""
+    """`was_marked`: it has just been made a target (again). `reason`: why it could not be written."""
 
     identity: Identity
+    was_marked: bool
     usage: Usage
     writing: Writing
     reason: str
 
 
 def probe(path: str, remembered: Identity | None, *, may_write: bool) -> Probed:
-    """Look at a target, making it one where that is right (see above). Raises NotThere, OSError."""
-    root = _root(path, remembered)
-    filesystem = _filesystem(root, path)
-    identity = _identify(root, filesystem, remembered)
-    usage = files.usage_of(root)
-    writing, reason = _try_writing(root) if may_write else ("untried", "")
-    return Probed(identity, usage, writing, reason)
+    """Look at a target, making it one where that is right (see above). Raises NotThere, Vanished, OSError."""
+    with opened(_root(path, remembered)) as root:
+        identity, was_marked = _identify(root, _filesystem(root, path), remembered)
+        usage = files.usage_of(root)
+        writing, reason = _try_writing(root, path) if may_write or was_marked else ("untried", "")
+    return Probed(identity, was_marked, usage, writing, reason)
 
 
 def refuse_nesting(path: str) -> None:
@@ -95,11 +95,9 @@ def refuse_nesting(path: str) -> None:
                 raise Foreign(f"lies inside the {what} {above}")
 
 
-def _root(path: str, remembered: Identity | None) -> Descriptor:
-    try:
+def _root(path: str, remembered: Identity | None) -> int:
+    with contextlib.suppress(Vanished):
         return open_root(path)
-    except Vanished:
-        pass
     if os.path.lexists(path):
         raise Foreign("is not a directory")
     parent = os.path.dirname(os.path.abspath(path))
@@ -107,40 +105,43 @@ def _root(path: str, remembered: Identity | None) -> Descriptor:
         above = open_root(parent)
     except Vanished:
         raise NotThere(f"does not exist, nor does {parent}") from None
-    if remembered is not None and _filesystem(above, path) != remembered.filesystem:
-        raise NotThere("does not exist: its file system is not mounted")
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    _sync(above)
+    with opened(above):
+        if remembered is not None and _filesystem(above, path) != remembered.filesystem:
+            raise NotThere("does not exist: its file system is not mounted")
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        sync_directory(above)
     return open_root(path)
 
 
-def _filesystem(root: Descriptor, path: str) -> str:
-    number = os.fstatvfs(root.number).f_fsid
+def _filesystem(root: int, path: str) -> str:
+    number = os.fstatvfs(root).f_fsid
     if number:
         return f"{number:x}"
     table = mounts()
     return filesystem_source(resolve(Path(path), table), table)
 
 
-def _identify(root: Descriptor, filesystem: str, remembered: Identity | None) -> Identity:
+def _identify(root: int, filesystem: str, remembered: Identity | None) -> tuple[Identity, bool]:
+    """Who it is, and whether it was made a target now."""
     known = remembered if remembered is not None and remembered.filesystem == filesystem else None
     raw = _read_marker(root)
     if raw is not None:
         found = _decoded(raw, filesystem)
         if found is not None:
-            return found
+            return found, False
         if known is None:
             raise Foreign(f"its marker {MARKER} is damaged")
-        return _mark(root, known, is_damaged=True)
+        return _mark(root, known, is_damaged=True), True
     names = sorted(filter(_NOT_EMPTY.match, _names(root)))
     if known is not None and _OURS.issuperset(names):
-        return _mark(root, known, is_damaged=False)
+        return _mark(root, known, is_damaged=False), True
     if remembered is not None and known is None:
         raise NotThere("is not mounted: the directory has no marker and lies on another file system than before")
     if names:
         raise Foreign(f"is not empty and not a warm target (it holds {names[0]!r} but no {MARKER})")
-    return _mark(root, Identity(uuid.uuid4().bytes, files.usage_of(root).total_bytes, filesystem), is_damaged=False)
+    fresh = Identity(uuid.uuid4().bytes, files.usage_of(root).total_bytes, filesystem)
+    return _mark(root, known or fresh, is_damaged=False), True
 
 
 def _decoded(raw: bytes, filesystem: str) -> Identity | None:
@@ -155,16 +156,16 @@ def _decoded(raw: bytes, filesystem: str) -> Identity | None:
     return Identity(identity, found.weight_bytes, filesystem) if found.format == FORMAT and found.weight_bytes >= 0 else None
 
 
-def _names(root: Descriptor) -> list[str]:
-    listed = Descriptor(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root.number))
-    return os.listdir(listed.number)
+def _names(root: int) -> list[str]:
+    with opened(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)) as listed:
+        return os.listdir(listed)
 
 
-def _read_marker(root: Descriptor) -> bytes | None:
+def _read_marker(root: int) -> bytes | None:
     """None when there is none; b'' for what is no file."""
     try:
-        file = Descriptor(os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root.number))
-        return os.read(file.number, _MARKER_BYTES)
+        with opened(os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root)) as file:
+            return os.read(file, _MARKER_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -173,23 +174,23 @@ def _read_marker(root: Descriptor) -> bytes | None:
         raise
 
 
-def _mark(root: Descriptor, identity: Identity, *, is_damaged: bool) -> Identity:
+def _mark(root: int, identity: Identity, *, is_damaged: bool) -> Identity:
     """Write the marker, unless another node was faster; who the target is now."""
     draft = f"{MARKER}.{uuid.uuid4().hex}"
     marker = Marker(FORMAT, str(uuid.UUID(bytes=identity.uuid)), identity.weight_bytes)
-    file = Descriptor(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=root.number))
     try:
-        _write(file, msgspec.json.encode(marker) + b"\n")
-        os.fsync(file.number)
+        with opened(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=root)) as file:
+            _write(file, msgspec.json.encode(marker) + b"\n")
+            os.fsync(file)
         if is_damaged:
-            os.rename(draft, MARKER, src_dir_fd=root.number, dst_dir_fd=root.number)
+            os.rename(draft, MARKER, src_dir_fd=root, dst_dir_fd=root)
         else:
             _place(root, draft)
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=root.number)
+            os.unlink(draft, dir_fd=root)
     _make_drafts(root)
-    _sync(root)
+    sync_directory(root)
     raw = _read_marker(root)
     found = None if raw is None else _decoded(raw, identity.filesystem)
     if found is None:
@@ -197,31 +198,31 @@ def _mark(root: Descriptor, identity: Identity, *, is_damaged: bool) -> Identity
     return found
 
 
-def _place(root: Descriptor, draft: str) -> None:
+def _place(root: int, draft: str) -> None:
     try:
-        os.link(draft, MARKER, src_dir_fd=root.number, dst_dir_fd=root.number)
+        os.link(draft, MARKER, src_dir_fd=root, dst_dir_fd=root)
     except FileExistsError:
         return
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        os.rename(draft, MARKER, src_dir_fd=root.number, dst_dir_fd=root.number)
+        os.rename(draft, MARKER, src_dir_fd=root, dst_dir_fd=root)
 
 
-def _write(file: Descriptor, data: bytes) -> None:
+def _write(file: int, data: bytes) -> None:
     while data:
-        data = data[os.write(file.number, data) :]
+        data = data[os.write(file, data) :]
 
 
-def _make_drafts(root: Descriptor) -> None:
+def _make_drafts(root: int) -> None:
     with contextlib.suppress(FileExistsError):
-        os.mkdir(DRAFTS, 0o700, dir_fd=root.number)
+        os.mkdir(DRAFTS, 0o700, dir_fd=root)
 
 
-def _try_writing(root: Descriptor) -> tuple[Writing, str]:
+def _try_writing(root: int, path: str) -> tuple[Writing, str]:
     try:
         _make_drafts(root)
-        files.touch(root)
+        files.now_seconds(path)
     except OSError as error:
         text = os.strerror(error.errno) if error.errno else str(error)
         if error.errno in NO_ROOM:
@@ -229,14 +230,7 @@ def _try_writing(root: Descriptor) -> tuple[Writing, str]:
         if error.errno in READ_ONLY:
             return "refused", f"not writable: {text}"
         raise
-    except Vanished:
-        return "refused", f"there is no directory {DRAFTS}"
     return "done", ""
-
-
-def _sync(directory: Descriptor) -> None:
-    opened = Descriptor(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory.number))
-    os.fsync(opened.number)
 
 
 # -- what a node remembers
@@ -266,7 +260,8 @@ def save_memory(path: Path, memory: Mapping[str, Identity]) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.rename(path)
-    _sync(Descriptor(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+    with opened(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as above:
+        sync_directory(above)
 
 
 def memory_key(path: str) -> str:

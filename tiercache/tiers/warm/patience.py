@@ -157,7 +157,7 @@ class Patience:
             raise Unavailable(f"{self._name} is busy: too many calls are slow", hint="check the filesystem that it lies on")
         call.late_at = -math.inf
         self._hung()
-        raise Hung(f"{self._name} did not answer within {seconds:g} s", hint="check the filesystem that it lies on")
+        raise Hung(f"{self._name} did not answer within {seconds:.3g} s", hint="check the filesystem that it lies on")
 
     def _hung(self) -> None:
         self._on_trial = False

@@ -16,6 +16,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -23,10 +24,12 @@ import structlog
 import trio
 
 from tiercache.core.health import PROBING, Health, State, Usage
-from tiercache.errors import Damaged, NotHeld, TargetFull, TiercacheError, Unavailable
+from tiercache.errors import Damaged, NotHeld, TargetFull, TiercacheError, TierError, Unavailable
+from tiercache.mountinfo import mounts
 from tiercache.tiers.measured import Estimate
+from tiercache.tiers.place import mount_number, resolve
 from tiercache.tiers.warm import files
-from tiercache.tiers.warm.files import Buffer, Found, Vanished
+from tiercache.tiers.warm.files import Blocked, Buffer, DraftFile, Found, Vanished
 from tiercache.tiers.warm.marking import NO_ROOM, READ_ONLY, Foreign, Identity, NotThere, Probed, probe, refuse_nesting
 from tiercache.tiers.warm.patience import Hung, Patience
 
@@ -34,9 +37,9 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-THREADS_COUNT = 8
+THREADS_COUNT = 16
 ABANDONED_LIMIT = 4
-ABANDON_SECONDS = 1.0
+DISCARD_SECONDS = 1.0
 
 
 class Observe(Protocol):
@@ -79,17 +82,12 @@ class Target:
         self._observe = observe
         self._rng = rng
         self._clock = clock
-        self._told: tuple[State, str, bool] = ("up", "", False)
-        self._outstanding_count = 0
+        self._told: tuple[State, bool] = ("up", False)
         self._closed = False
-        self._patience = Patience(
-            f"warm target {path}",
-            threads_count=THREADS_COUNT,
-            abandoned_limit=ABANDONED_LIMIT,
-            policy=PROBING,
-            rng=rng,
-            clock=clock,
-        )
+        self._patience = self._new_patience()
+        self._outstanding_count = 0
+        self._hung_mount: int | None = None
+        self._leftovers: list[DraftFile] = []
 
     # -- what is known of it
 
@@ -154,8 +152,9 @@ class Target:
 
     async def begin(self) -> Draft:
         self._require_room()
-        job = partial(_begin, self.path)
-        return Draft(self, await self._call("create", job, self.deadlines.short_seconds, is_write=True))
+        draft = Draft(self)
+        await draft.begin()
+        return draft
 
     async def put(self, relative: str, data: bytes) -> None:
         """A whole file, durable, in place of what may have the name now."""
@@ -189,7 +188,23 @@ class Target:
         if outstanding_count < self._outstanding_count and self.state != "up":
             self.health.wish_probe(now)
         self._outstanding_count = outstanding_count
-        return self.health.probe_due(now) and self._patience.may_probe and not self._closed
+        if self._closed or not self.health.probe_due(now):
+            return False
+        if self._patience.hanging_count >= 2 * ABANDONED_LIMIT and not self._is_mounted_anew():
+            self._probe_failed("does not answer", is_gone=False)
+            self.tell()
+        return self._patience.may_probe
+
+    def _is_mounted_anew(self) -> bool:
+        """No thread is left to probe with. Those that hang in a mount that is not there any more are written off."""
+        table = mounts()
+        number = mount_number(resolve(Path(self.path), table), table)
+        if self._hung_mount in (None, number):
+            self._hung_mount = number
+            return False
+        self._hung_mount = None
+        self._patience = self._new_patience()
+        return True
 
     async def open(self, remembered: Identity | None) -> None:
         """The first probe: whatever fails makes it down. Raises Foreign for what is no target and is not to be made one."""
@@ -203,6 +218,8 @@ class Target:
 
     async def probe(self, remembered: Identity | None) -> None:
         """Find out how it is, and who. Raises nothing: the outcome shows in `health`, `identity` and `usage`."""
+        if not self._patience.may_probe:
+            return
         may_write = self.health.wants_write(self._clock())
         try:
             await self._probed(partial(probe, self.path, remembered, may_write=may_write), is_first=False)
@@ -223,9 +240,16 @@ class Target:
         except OSError as error:
             self._probe_failed(_text(error), is_gone=is_first)
         else:
-            self.identity, self.usage = found.identity, found.usage
-            self.health.probe_succeeded(self._clock(), self._rng.random(), found.usage, found.writing, found.reason)
+            self._answered(found)
         self.tell()
+        if self.state == "up":
+            await self._discard_leftovers()
+
+    def _answered(self, found: Probed) -> None:
+        if found.was_marked or (self.identity is not None and self.identity.uuid != found.identity.uuid):
+            log.warning("warm_target_marked", path=self.path, uuid=found.identity.uuid.hex(), by_us=found.was_marked)
+        self.identity, self.usage = found.identity, found.usage
+        self.health.probe_succeeded(self._clock(), self._rng.random(), found.usage, found.writing, found.reason)
 
     def not_usable(self, reason: str) -> None:
         """It answers, but this is not a target that can be used."""
@@ -237,11 +261,21 @@ class Target:
 
     def tell(self) -> None:
         """Log a state that is new."""
-        now = (self.state, self.detail, self.is_full)
-        if now[0] != self._told[0] or now[2] != self._told[2]:
-            write = log.info if now[0] == "up" else log.warning
-            write("warm_target", path=self.path, state=self.state, before=self._told[0], detail=self.detail, full=self.is_full)
+        before, now = self._told, (self.state, self.is_full)
+        if now != before:
+            write = log.info if now == ("up", False) else log.warning
+            write("warm_target", path=self.path, state=self.state, before=before[0], detail=self.detail, full=self.is_full)
             self._told = now
+
+    def _new_patience(self) -> Patience:
+        return Patience(
+            f"warm target {self.path}",
+            threads_count=THREADS_COUNT,
+            abandoned_limit=ABANDONED_LIMIT,
+            policy=PROBING,
+            rng=self._rng,
+            clock=self._clock,
+        )
 
     # -- one call
 
@@ -291,6 +325,9 @@ class Target:
         except Damaged as error:
             self.health.damaged()
             raise Damaged(f"warm target {self.path}: {error}") from None
+        except Blocked as error:
+            self.health.damaged()
+            raise Unavailable(f"warm target {self.path}: {error}") from None
         except Vanished as error:
             self.health.vanished(self._clock(), str(error))
             raise Unavailable(f"warm target {self.path}: {error}", hint="is it mounted?") from error
@@ -308,64 +345,80 @@ class Target:
             self.health.failed(now, text)
         return Unavailable(f"warm target {self.path}: {text}", hint="check the file system that it lies on")
 
-    async def draft_call(self, job: Callable[[], None], transferred_bytes: int) -> None:
-        seconds = self._seconds(self.deadlines.write_seconds, transferred_bytes)
-        await self._call("write", job, seconds, transferred_bytes, is_write=True)
+    # -- for drafts
 
-    async def unlink_draft(self, job: Callable[[], None]) -> None:
-        """Waits a moment at most; a target that is not up is not asked."""
-        if self.state != "up" or self._closed:
-            return
-        with trio.CancelScope(shield=True):
+    async def draft_call(self, operation: str, job: Callable[[], None], transferred_bytes: int) -> None:
+        least_seconds = self.deadlines.short_seconds if operation == "create" else self.deadlines.write_seconds
+        seconds = self._seconds(least_seconds, transferred_bytes)
+        await self._call(operation, job, seconds, transferred_bytes, is_write=True)
+
+    async def discard(self, file: DraftFile) -> None:
+        """Waits a moment at most. A target that is not up is not asked before it is."""
+        self._leftovers.append(file)
+        if self.state == "up" and not self._closed:
+            with trio.CancelScope(shield=True):
+                await self._discard_leftovers()
+
+    def leave(self, file: DraftFile) -> None:
+        """A draft that nobody wants, to be discarded some time."""
+        self._leftovers.append(file)
+
+    async def _discard_leftovers(self) -> None:
+        """In one thread. If that hangs, it goes on when it comes back."""
+        leftovers, self._leftovers = self._leftovers, []
+
+        def job() -> None:
+            for file in leftovers:
+                file.discard()
+
+        if leftovers:
             try:
-                await self._patience.run(job, ABANDON_SECONDS)
-            except Unavailable:
+                await self._patience.run(job, DISCARD_SECONDS)
+            except Hung:
                 return
+            except Unavailable:
+                self._leftovers += leftovers
 
 
 class Draft:
     """A file in the making. Nobody sees it before `commit`; one whose target failed is of no use any more."""
 
-    def __init__(self, target: Target, file: files.DraftFile) -> None:
+    def __init__(self, target: Target) -> None:
         self.target = target
         self.size_bytes = 0
-        self._file: files.DraftFile | None = file
+        self._file: DraftFile | None = DraftFile(target.path)
+
+    async def begin(self) -> None:
+        await self._call("create", lambda file: file.begin(), 0)
 
     async def append(self, buffers: Sequence[Buffer]) -> None:
         """The buffers one behind the other. When this fails, they may still be read from, later."""
-        file = self._take()
         length = sum(memoryview(buffer).nbytes for buffer in buffers)
-        await self._attempt(file, partial(file.append, buffers), length)
-        self._file = file
+        await self._call("write", lambda file: file.append(buffers), length)
         self.size_bytes += length
 
     async def commit(self, relative: str) -> None:
         """Durable under this name, in place of what may have it now."""
-        file = self._take()
-        await self._attempt(file, partial(file.commit, relative), self.size_bytes)
+        await self._call("commit", lambda file: file.commit(relative), 0)
+        self._file = None
 
     async def abandon(self) -> None:
         """Best effort, without waiting for a target that fails: what stays is collected later. Idempotent."""
-        if self._file is not None:
-            file = self._take()
-            await self.target.unlink_draft(file.unlink)
-
-    def _take(self) -> files.DraftFile:
-        if self._file is None:
-            raise Unavailable(f"warm target {self.target.path}: the draft was given up")
         file, self._file = self._file, None
-        return file
+        if file is not None and file.give_up():
+            await self.target.discard(file)
 
-    async def _attempt(self, file: files.DraftFile, job: Callable[[], None], length: int) -> None:
+    async def _call(self, operation: str, act: Callable[[DraftFile], None], length: int) -> None:
+        file = self._file
+        if file is None:
+            raise Unavailable(f"warm target {self.target.path}: the draft was given up")
         try:
-            await self.target.draft_call(job, length)
-        except (TargetFull, Unavailable, trio.Cancelled):
-            await self.target.unlink_draft(file.unlink)
+            await self.target.draft_call(operation, partial(act, file), length)
+        except (TierError, trio.Cancelled):
+            self._file = None
+            if file.give_up():
+                self.target.leave(file)
             raise
-
-
-def _begin(path: str) -> files.DraftFile:
-    return files.DraftFile(files.open_root(path))
 
 
 def _text(error: OSError) -> str:

@@ -93,8 +93,13 @@ class Targets:
         return [fit[uuid] for uuid in rendezvous(object_id, weights)[:count]]
 
     def _takes_shards(self, target: Target) -> bool:
-        has_room = target.usage.free_bytes >= max(1, target.usage.total_bytes * self._min_free_ratio)
-        return target.state == "up" and target.is_writable and not target.is_full and has_room
+        return target.state == "up" and target.is_writable and not self.lacks_room(target)
+
+    def lacks_room(self, target: Target) -> bool:
+        """Is its file system as full as it may get?"""
+        if target.state == "down":
+            return False
+        return target.is_full or target.usage.free_bytes < max(1, target.usage.total_bytes * self._min_free_ratio)
 
     def described(self) -> list[Described]:
         return [
