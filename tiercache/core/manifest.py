@@ -52,7 +52,7 @@ assert _MEMBER.size == 48
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One object in a pack."""
+    """One object that a copy holds: alone, or among others in a pack."""
 
     object_id: ObjectId
     source_id: str
@@ -118,6 +118,13 @@ class Manifest(msgspec.Struct, frozen=True):
     def members(self) -> Members:
         """Empty unless it is a pack."""
         return Members(self)
+
+    @property
+    def content(self) -> Member:
+        """What it is a copy of, unless it is a pack."""
+        assert not self.is_pack
+        names = (self.source_id, self.key, self.version)
+        return Member(self.object_id, *names, self.size_bytes, self.mtime_seconds)
 
     def member_id(self, number: int) -> ObjectId:
         """As the table has it, unchecked: for those who index many."""
