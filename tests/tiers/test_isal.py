@@ -68,6 +68,30 @@ def test_the_code_never_changes_between_releases() -> None:
     assert [piece.hex() for piece in ErasureCode(4, 2).encode(pieces)] == ["4a8302", "a92713"]
 
 
+def product(left: int, right: int) -> int:
+    """In GF(256) with the polynomial that docs/formats.md names."""
+    result = 0
+    while right:
+        result ^= left if right & 1 else 0
+        left = left << 1 ^ (0x11D if left & 0x80 else 0)
+        right >>= 1
+    return result
+
+
+@pytest.mark.parametrize(("data_count", "parity_count"), [(1, 1), (4, 2), (8, 3)])
+def test_the_code_is_the_documented_one(data_count: int, parity_count: int) -> None:
+    inverse = {left: right for left in range(1, 256) for right in range(1, 256) if product(left, right) == 1}
+    data = data_pieces(data_count, 40)
+    expected = []
+    for parity in range(data_count, data_count + parity_count):
+        piece = bytearray(40)
+        for number, source in enumerate(data):
+            for position, value in enumerate(source):
+                piece[position] ^= product(inverse[parity ^ number], value)
+        expected.append(piece)
+    assert ErasureCode(data_count, parity_count).encode(data) == expected
+
+
 def test_threads_share_a_code() -> None:
     code = ErasureCode(4, 2)
     data = data_pieces(4, 100_000)
