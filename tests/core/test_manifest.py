@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercache import errors
@@ -53,6 +53,7 @@ def pack_of(sizes: list[int], *, key: str = "small", is_sole: bool = False) -> M
     return draft.finish(TARGETS)
 
 
+@settings(deadline=None)
 @given(keys, st.integers(0, 20 * CHUNK_BYTES))
 def test_the_manifest_of_an_object_comes_back(key: str, size_bytes: int) -> None:
     draft = draft_of(key, size_bytes)
@@ -122,12 +123,14 @@ def test_every_flipped_bit_and_every_truncation_is_found() -> None:
                 decode_manifest(raw[:length])
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_survived(raw: bytes) -> None:
     with pytest.raises(errors.Damaged):
         decode_manifest(raw)
 
 
+@settings(deadline=None)
 @given(st.data(), st.booleans())
 def test_wrong_numbers_under_a_right_checksum_are_survived(data: st.DataObject, is_pack: bool) -> None:
     """What a bug of another release may have written: refused, or read without another exception."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercache.core.manifest import Manifest, ManifestDraft, Member
@@ -87,6 +87,7 @@ def test_a_dropped_pack_is_gone_at_once_and_its_entries_in_time() -> None:
     assert len(catalogue.find(id_of(3))) == 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.lists(st.integers(0, 8), max_size=4, unique=True)), max_size=40))
 def test_it_is_what_a_dictionary_would_be(steps: list[tuple[int, bool, list[int]]]) -> None:
     catalogue = Catalogue()

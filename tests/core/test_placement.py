@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercache.core.placement import rendezvous
@@ -14,6 +14,7 @@ TARGETS = [bytes([number]) * 16 for number in range(1, 9)]
 targets = st.dictionaries(st.binary(min_size=16, max_size=16), st.floats(1, 1e15), max_size=12)
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=20, max_size=20), targets)
 def test_every_target_has_its_place(object_id: bytes, weights: dict[bytes, float]) -> None:
     order = rendezvous(object_id, weights)
@@ -21,6 +22,7 @@ def test_every_target_has_its_place(object_id: bytes, weights: dict[bytes, float
     assert order == rendezvous(object_id, dict(reversed(weights.items())))
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=20, max_size=20), targets)
 def test_without_one_target_the_others_keep_their_order(object_id: bytes, weights: dict[bytes, float]) -> None:
     order = rendezvous(object_id, weights)
@@ -29,6 +31,7 @@ def test_without_one_target_the_others_keep_their_order(object_id: bytes, weight
         assert rendezvous(object_id, rest) == [other for other in order if other != target]
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=20, max_size=20), targets, st.floats(1.01, 10))
 def test_more_weight_moves_a_target_to_the_front_only(object_id: bytes, weights: dict[bytes, float], factor: float) -> None:
     order = rendezvous(object_id, weights)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercache import errors
@@ -75,12 +75,14 @@ def test_names_of_others(wrong: str) -> None:
     assert parse_shard_name(OBJECT.hex() + ".0123456789abcdef.05\n") is None
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_name_is_parsed(name: str) -> None:
     assert parse_manifest_name(name) is None or len(name) == 57
     assert parse_shard_name(name) is None or len(name) == 60
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**31 - 1), st.integers(1, 64))
 def test_pieces_hold_the_frame_and_less_than_a_byte_each_more(frame_bytes: int, data_count: int) -> None:
     assert 0 <= piece_bytes(frame_bytes, data_count) * data_count - frame_bytes < data_count
@@ -119,6 +121,7 @@ def test_every_flipped_bit_is_found() -> None:
                 decode(raw[:length])  # type: ignore[operator]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_survived(raw: bytes) -> None:
     for decode in (decode_shard_header, decode_shard_trailer, decode_shard_footer):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercache import errors
@@ -40,6 +40,7 @@ def test_a_chunk_comes_back_from_any_k_pieces(geometry: tuple[int, int], chunk: 
         assert decode_stripe(row, {number: encoded.pieces[number] for number in present}, code) == chunk
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(1, 40), st.sampled_from(sorted(CODES)), st.booleans())
 def test_any_bytes_come_back(raw: bytes, times: int, geometry: tuple[int, int], compress: bool) -> None:
     code = CODES[geometry]
