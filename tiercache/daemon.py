@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
@@ -37,9 +38,11 @@ from tiercache.engine.dataset import Dataset
 from tiercache.engine.datasets import build_datasets, sources_of
 from tiercache.engine.engine import Engine, Limits
 from tiercache.engine.hotset import HotSet, open_hot
+from tiercache.engine.warmset import WarmSet, open_warm
 from tiercache.errors import SetupError, TiercacheError
 from tiercache.fuse.mountpoint import check_fuse, is_mounted, mount_at, unmount
-from tiercache.fuse.native import Path, native
+from tiercache.fuse.native import Path as ReadingPath
+from tiercache.fuse.native import native
 from tiercache.fuse.operations import Operations, Owner
 from tiercache.fuse.session import Session
 from tiercache.fuse.takeover import connect, end_connection, keepsake, place_for
@@ -173,14 +176,23 @@ async def _serve(config: Config, supervision: Supervision, report: Report) -> Ha
         async with trio.open_nursery() as nursery:
             datasets = await build_datasets(config, tally, nursery, known=kept is not None)
             try:
-                hot = await open_hot(config.hot, point, sources_of(config))
+                sources = sources_of(config)
+                hot = await open_hot(config.hot, point, [*sources, *(("warm target", path) for path in config.warm.targets)])
                 if hot.index.health.rebuilt:
                     tally.metrics.index_rebuilt.inc()
-                daemon = Daemon(config, point, datasets, hot, tally, supervision)
+                try:
+                    apart = [*sources, *(("hot directory", path) for path in hot.paths)]
+                    warm = await open_warm(nursery, config.warm, tally, Path(hot.paths[0]), point, apart)
+                except BaseException:
+                    await hot.close(clean=True)
+                    raise
+                daemon = Daemon(config, point, datasets, hot, warm, tally, supervision)
                 try:
                     handover = await daemon.live(report)
                 finally:
                     hot.stopping()
+                    if warm is not None:
+                        await warm.aclose()
                     await hot.close(clean=not daemon.engine_has_residue())
             finally:
                 with trio.CancelScope(shield=True):
@@ -198,12 +210,20 @@ class Daemon:
     """One mount while it lives."""
 
     def __init__(
-        self, config: Config, point: str, datasets: list[Dataset], hot: HotSet, tally: Tally, supervision: Supervision
+        self,
+        config: Config,
+        point: str,
+        datasets: list[Dataset],
+        hot: HotSet,
+        warm: WarmSet | None,
+        tally: Tally,
+        supervision: Supervision,
     ) -> None:
         self._config = config
         self._point = point
         self._datasets = datasets
         self._hot = hot
+        self._warm = warm
         self._tally = tally
         self._supervision = supervision
         self._connection_number = 0
@@ -216,7 +236,7 @@ class Daemon:
         names = [dataset.name for dataset in datasets]
         descriptors = [directory.fd for directory in hot.files.directories]
         self._native, self._why_not_native = native(names, descriptors, config.mount.read_path)
-        self._path = Path("plain", "not mounted yet", False)
+        self._path = ReadingPath("plain", "not mounted yet", False)
 
     def engine_has_residue(self) -> bool:
         return self._engine is not None and self._engine.holdings.has_residue
@@ -233,7 +253,7 @@ class Daemon:
                 path=lambda: ReadPath(self._path.kind, self._path.reason),
                 native_counts=lambda: None if self._native is None else self._native.counts(),
                 hot_paths=self._hot.paths,
-                notices=self._hot.notices,
+                notices=[*self._hot.notices, *(self._warm.targets.notices if self._warm is not None else ())],
                 forget_names=session.forget_names,
                 unmount=self._unmount,
                 hand_over=self._hand_over,
@@ -241,7 +261,7 @@ class Daemon:
                 restarts_count=self._supervision.restarts_count,
                 stall_seconds=lambda: self._stall_seconds,
             )
-            answers = Answers(engine, self._tally, mounted, single=self._config.single)
+            answers = Answers(engine, self._tally, mounted, single=self._config.single, warm=engine.warm_controls)
             serve = partial(serve_admin, socket_path=socket, http=self._config.admin.http, group=self._config.admin.group)
             await nursery.start(serve, answers)
             await trio.to_thread.run_sync(connect, session, self._supervision.kept)
@@ -310,6 +330,7 @@ class Daemon:
             single=config.single,
             sweep=hot.sweep,
             publication=self._native,
+            warm=self._warm,
         )
 
     def _session(self, engine: Engine) -> Session:

@@ -251,7 +251,7 @@ async def test_case_07_a_disk_without_space_in_the_middle_of_a_chunk(
         assert await mount.read(inode, 0, CHUNK_BYTES) == DATA[:CHUNK_BYTES]
         await mount.settled()
         assert_settled(mount)
-        assert not mount.engine.holdings.is_sick(0)
+        assert not mount.engine.holdings.disks.is_sick(0)
         disk.writing = None
         assert await mount.read(inode, CHUNK_BYTES, CHUNK_BYTES) == DATA[CHUNK_BYTES : 2 * CHUNK_BYTES]
         await mount.settled()
@@ -265,7 +265,7 @@ async def test_case_09_a_disk_that_fails_writes_is_left_alone_and_comes_back(
     async with engine_on(tmp_path, cold, files=disk, numbers=FULL) as mount, mount.opened("big") as inode:
         disk.writing = broken
         assert await mount.read(inode, 0, CHUNK_BYTES) == DATA[:CHUNK_BYTES]
-        assert mount.engine.holdings.is_sick(0)
+        assert mount.engine.holdings.disks.is_sick(0)
         fetched_bytes = cold.sent_bytes
         assert await mount.read(inode, CHUNK_BYTES, CHUNK_BYTES) == DATA[CHUNK_BYTES : 2 * CHUNK_BYTES]
         assert cold.sent_bytes == fetched_bytes + CHUNK_BYTES  # the disk was not even tried

@@ -99,7 +99,7 @@ async def test_case_09_a_disk_that_fails_everything_ends_nothing_and_comes_back(
                 mount.clock.pass_seconds(3)
         await mount.settled()
         assert mount.engine.index.hot_count() > 0
-        assert not mount.engine.holdings.is_sick(0)
+        assert not mount.engine.holdings.disks.is_sick(0)
 
 
 async def test_sync_runs_and_its_loss_is_dropped(tmp_path: Path, cold: MemoryCold, monkeypatch: pytest.MonkeyPatch) -> None:

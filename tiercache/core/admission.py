@@ -62,7 +62,7 @@ from collections import OrderedDict
 import msgspec
 
 from tiercache.core.chunk import PAGE_BYTES
-from tiercache.core.record import ObjectId
+from tiercache.core.record import HotRecord, ObjectId
 
 REQUEST_BYTES = 512 * 1024
 ALLOWANCE_SECONDS = 4 * 3600
@@ -163,6 +163,14 @@ def promote_rest(size_bytes: int, chunk_bytes: int, present_count: int, run_byte
     if present_count > 1 and present_count * chunk_bytes * PROMOTE_PRESENT_SHARE >= size_bytes:
         return True
     return run_bytes >= max(PROMOTE_RUN_BYTES, size_bytes // PROMOTE_RUN_SHARE)
+
+
+def worth_demoting(record: HotRecord, *, is_superseded: bool) -> bool:
+    """Whether a hot copy that has to go is worth a warm one: whole, and of the present version.
+
+    A part of an object is not: what was looked at here and there is as cheap to look at in the cold store.
+    """
+    return record.complete and record.size_bytes > 0 and not is_superseded
 
 
 def touches_capacity(hot_capacity_bytes: int, chunk_bytes: int) -> int:

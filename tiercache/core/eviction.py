@@ -33,7 +33,7 @@ their access count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -75,19 +75,22 @@ class SampledLru:
         need_bytes: int,
         now_seconds: float,
         protected: Callable[[ObjectId], bool],
+        *,
+        fresh_seconds: int = FRESH_SECONDS,
     ) -> list[Evict]:
         """Victims, oldest first: enough for `need_bytes`, but no more than a share of the sample (at least one).
 
         Call it again with a fresh sample until the need is met; an empty answer to a sample means that nothing
-        of it can go now. `protected` objects (pinned, being filled) are never chosen.
+        of it can go now. `protected` objects (pinned, being filled) are never chosen. With `fresh_seconds` 0 what was just read
+        may be chosen too, though last: for demotion, which loses nothing.
         """
         self._pool.update((candidate.object_id, candidate) for candidate in sample)
-        latest_seconds = now_seconds - FRESH_SECONDS
+        latest_seconds = now_seconds - fresh_seconds
         ranked = sorted(
             (
                 candidate
                 for candidate in self._pool.values()
-                if _may_go(candidate, now_seconds) and not protected(candidate.object_id)
+                if _may_go(candidate, now_seconds, fresh_seconds) and not protected(candidate.object_id)
             ),
             key=lambda candidate: (min(candidate.accessed_seconds, latest_seconds), candidate.access_count, candidate.object_id),
         )
@@ -103,7 +106,30 @@ class SampledLru:
         return victims
 
 
-def _may_go(candidate: Candidate, now_seconds: float) -> bool:
+def _may_go(candidate: Candidate, now_seconds: float, fresh_seconds: int) -> bool:
     if candidate.held_bytes == 0:
         return False
-    return not 0 <= now_seconds - candidate.accessed_seconds < FRESH_SECONDS
+    return not 0 <= now_seconds - candidate.accessed_seconds < fresh_seconds
+
+
+class WarmCopy(msgspec.Struct, frozen=True):
+    """A copy in the warm tier: what it occupies on all targets together, and whether it is the only one of its bytes."""
+
+    object_id: ObjectId
+    generation: int
+    is_pack: bool
+    occupied_bytes: int
+    is_sole: bool
+
+
+def oldest_copies(copies: Iterable[WarmCopy], need_bytes: int) -> list[WarmCopy]:
+    """Warm copies to drop so that `need_bytes` become free: oldest first, and never one whose bytes are nowhere else."""
+    going: list[WarmCopy] = []
+    freed_bytes = 0
+    for copy in sorted(copies, key=lambda copy: (copy.generation, copy.object_id)):
+        if freed_bytes >= need_bytes:
+            break
+        if not copy.is_sole:
+            going.append(copy)
+            freed_bytes += copy.occupied_bytes
+    return going

@@ -21,6 +21,7 @@ class Dataset:
     """`prefix` is '' or ends with '/': keys of the cold store begin with it, paths under the mount do not.
 
     `background` is the same cold store at a lower priority: what nobody waits for is fetched there.
+    `cold_usual` is what a read of the cold store took when it was last measured, however long ago; `cold_cost` fades.
     `trouble()` says what the cold store's last request failed with ('' when it did not).
     `notice` is what the operator should know of the source since the start ('' for nothing), `replica_trouble()` why nothing
     can be read from the replica now.
@@ -38,6 +39,7 @@ class Dataset:
     replica_path: str | None = None
     replica_holds: Callable[[ObjectRef], Awaitable[bool]] | None = None
     cold_cost: Cost = _unknown
+    cold_usual: Cost = _unknown
     replica_cost: Cost = _unknown
     trouble: Callable[[], str] = str
     notice: str = ""

@@ -141,6 +141,7 @@ def _dataset(
         replica_path=settings.replica,
         replica_holds=replica.holds if replica else None,
         cold_cost=measured.estimate.read_seconds,
+        cold_usual=measured.estimate.usual_seconds,
         replica_cost=measured_replica.estimate.read_seconds if measured_replica else _free,
         trouble=lambda: pulse.trouble,
         notice=notice,

@@ -16,10 +16,12 @@ import trio
 from tiercache.core.record import HotRecord, ObjectRef
 from tiercache.engine.census import Census
 from tiercache.engine.dataset import Dataset
+from tiercache.engine.demotion import Demotion
 from tiercache.engine.facts import Facts
 from tiercache.engine.fill import Filler
 from tiercache.engine.holdings import Holdings
 from tiercache.engine.namespace import Namespace
+from tiercache.engine.outgoing import Outgoing
 from tiercache.engine.pinning import Pinning
 from tiercache.engine.promotion import Promotion
 from tiercache.engine.publication import NothingPublished, Publication
@@ -28,6 +30,9 @@ from tiercache.engine.room import Room
 from tiercache.engine.scrubbing import Scrub
 from tiercache.engine.source import Source
 from tiercache.engine.upkeep import Upkeep
+from tiercache.engine.warm_controls import WarmControls
+from tiercache.engine.warm_work import controls_of
+from tiercache.engine.warmset import WarmSet
 from tiercache.index.index import Index
 from tiercache.metrics.tally import Tally
 from tiercache.tiers.hot import HotTier
@@ -61,13 +66,16 @@ class Engine:
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
         publication: Publication | None = None,
+        warm: WarmSet | None = None,
     ) -> None:
         publication = publication or NothingPublished()
         self.nursery = nursery
         self.datasets = datasets
         self.index = index
         self.facts = Facts(index, limits.chunk_bytes)
-        sources = {dataset.name: Source(dataset, tally.served, tally.passed) for dataset in datasets}
+        self.warm = warm
+        warm_tier = warm.tier if warm is not None else None
+        sources = {dataset.name: Source(dataset, tally.served, tally.passed, warm_tier) for dataset in datasets}
         self.namespace = Namespace(
             index,
             datasets,
@@ -80,12 +88,32 @@ class Engine:
         )
         self.room = Room(ledgers, rng or random.Random(), tally.evicted)
         chunk_bytes = limits.chunk_bytes
-        self.holdings = Holdings(nursery, index, files, self.room, publication, chunk_bytes, clock, self._protected)
+        outgoing = Outgoing(len(ledgers))
+        self.holdings = Holdings(nursery, index, files, self.room, publication, outgoing, chunk_bytes, clock, self._protected)
         source_of = sources.__getitem__
         self.filler = Filler(
             nursery, self.holdings, source_of, streamed=tally.streamed, filled=tally.filled, failed=tally.fill_failed
         )
         self.promotion = Promotion(self.holdings, self.filler)
+        self.demotion: Demotion | None = None
+        self.warm_controls: WarmControls | None = None
+        if warm is not None:
+            self.demotion = Demotion(
+                index,
+                files,
+                self.holdings,
+                outgoing,
+                self.namespace,
+                datasets,
+                warm.copies,
+                warm.writer,
+                tally,
+                pack_threshold_bytes=warm.pack_threshold_bytes,
+                busy=lambda: self.filler.running_count > 0,
+                wish=warm.wish,
+                clock=clock,
+            )
+            self.warm_controls = controls_of(warm, self.demotion)
         names = [dataset.name for dataset in datasets]
         self.pinning = Pinning(nursery, index, self.namespace, self.promotion, names, self.room, clock)
         self.census = Census(index, names, len(ledgers))
@@ -112,6 +140,10 @@ class Engine:
         self.nursery.start_soon(self.upkeep.run)
         self.nursery.start_soon(self.census.run)
         self.nursery.start_soon(self.scrub.run)
+        if self.warm is not None:
+            self.nursery.start_soon(self.warm.run)
+        if self.demotion is not None:
+            self.nursery.start_soon(self.demotion.run)
 
     def _protected(self, record: HotRecord) -> bool:
         """Pinned, and not an old version of what is pinned."""

@@ -39,6 +39,7 @@ from tiercache.core.eviction import Evict
 from tiercache.core.record import ChunkRecord, HotRecord, ObjectId, ObjectRef
 from tiercache.engine.disks import Disks
 from tiercache.engine.held import Held
+from tiercache.engine.outgoing import Outgoing
 from tiercache.engine.publication import Publication
 from tiercache.engine.residue import SOMEWHERE, Residue
 from tiercache.engine.room import Room
@@ -62,6 +63,7 @@ class Holdings:
         files: HotTier,
         room: Room,
         publication: Publication,
+        outgoing: Outgoing,
         chunk_bytes: int,
         clock: Callable[[], float],
         protected: Callable[[HotRecord], bool],
@@ -74,6 +76,7 @@ class Holdings:
         self._clock = clock
         self._protected = protected
         self._publication = publication
+        self._outgoing = outgoing
         self._held: dict[ObjectId, Held] = {}
         self._leaving: dict[ObjectId, trio.Event] = {}
         self._retiring: list[Held] = []
@@ -229,7 +232,7 @@ class Holdings:
         async with held.opening:
             await self._load(held)
             if held.file is None:
-                directory = self.room.choose(lambda directory: not self.is_sick(directory))
+                directory = self.room.choose(lambda directory: not self.disks.is_sick(directory))
                 self._refuse_sick(directory)
                 held.file = self._files.begin(held.ref.object_id, held.ref.size_bytes, directory)
                 self._submit(held, PutHot(held.begun(int(self._clock()))))
@@ -237,7 +240,7 @@ class Holdings:
             return held.file
 
     def _refuse_sick(self, directory: int) -> None:
-        if self.is_sick(directory):
+        if self.disks.is_sick(directory):
             raise HotSick(f"hot directory {directory} failed a moment ago")
 
     async def reserve(self, held: Held, chunk: int, *, evict: bool = True) -> Reservation:
@@ -314,18 +317,22 @@ class Holdings:
         async with self.room.reclaiming(directory):
             for _ in range(MAKE_ROOM_ROUNDS):
                 need_bytes = self.room.lacks_bytes(directory, wanted_bytes)
-                victims = self.room.victims(directory, need_bytes, self._index, self._clock(), self._spared) if need_bytes else []
-                if not victims:
+                if not need_bytes or not (victims := await self._victims(directory, need_bytes)):
                     return
                 await self.evict([victim.object_id for victim in victims], victims)
 
     async def reclaim(self, directory: int, excess_bytes: int) -> int:
         """Evict about `excess_bytes`; how many objects went."""
         async with self.room.reclaiming(directory):
-            victims = self.room.victims(directory, excess_bytes, self._index, self._clock(), self._spared)
+            victims = await self._victims(directory, excess_bytes)
             return await self.evict([victim.object_id for victim in victims], victims)
 
-    def _spared(self, record: HotRecord) -> bool:
+    async def _victims(self, directory: int, need_bytes: int) -> list[Evict]:
+        demoted = await self._outgoing.take(directory, need_bytes, self.in_use)
+        return demoted or self.room.victims(directory, need_bytes, self._index, self._clock(), self.spares)
+
+    def spares(self, record: HotRecord) -> bool:
+        """Is the copy in use or pinned?"""
         return self.in_use(record.object_id) or self._protected(record)
 
     async def evict(self, victims: Sequence[ObjectId], chosen: Sequence[Evict] = ()) -> int:
@@ -377,7 +384,7 @@ class Holdings:
 
     async def remove_leftovers(self, directory: int) -> None:
         """Try again to remove what could not be removed when its turn was."""
-        if self.is_sick(directory):
+        if self.disks.is_sick(directory):
             return
         for object_id in list(self._leftovers[directory]):
             record = self._index.hot(object_id)
@@ -443,7 +450,3 @@ class Holdings:
         if stray_bytes > 0:
             self.room.ledgers[directory].held_bytes += stray_bytes
             self._residue.add(object_id, SOMEWHERE, stray_bytes)
-
-    def is_sick(self, directory: int) -> bool:
-        """Did the directory's disk fail a moment ago?"""
-        return self.disks.is_sick(directory)

@@ -122,13 +122,18 @@ class Namespace:
 
     def is_superseded(self, dataset: str, key: str, version: str) -> bool:
         """Whether the key is known to have another version now; False when nothing is known of it. No request."""
+        entry = self.known(dataset, key)
+        return entry is not None and entry.version not in ("", version)
+
+    def known(self, dataset: str, key: str) -> Entry | None:
+        """What the key led to when it was last looked at; None when nothing is known of it. No request."""
         root = self._datasets.get(dataset)
         if root is None or not key.startswith(root.prefix):
-            return False
+            return None
         entry: Entry | None = self._dataset_entry(dataset)
         for name in components(key.removeprefix(root.prefix)):
             entry = self._names.child(entry.inode, name) if entry is not None else None
-        return entry is not None and entry.version not in ("", version)
+        return entry
 
     def is_silent(self, dataset: str) -> bool:
         """Whether the store of the dataset does not answer, so that known names are believed beyond their time."""

@@ -7,11 +7,11 @@ the index, and nothing here touches a disk or waits.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import trio
 
-from tiercache.core.eviction import Candidate, Evict, SampledLru
+from tiercache.core.eviction import FRESH_SECONDS, Candidate, Evict, SampledLru
 from tiercache.core.record import HotRecord, ObjectId
 from tiercache.core.watermark import blocks
 from tiercache.errors import HotFull
@@ -70,15 +70,33 @@ class Room:
         return self._reclaiming[directory]
 
     def victims(
-        self, directory: int, need_bytes: int, index: Index, now_seconds: float, spared: Callable[[HotRecord], bool]
+        self,
+        directory: int,
+        need_bytes: int,
+        index: Index,
+        now_seconds: float,
+        spared: Callable[[HotRecord], bool],
+        *,
+        taken: Container[ObjectId] = frozenset(),
+        fresh_seconds: int = FRESH_SECONDS,
+        limit_count: int = 1 << 30,
     ) -> list[Evict]:
-        """Copies to drop so that `need_bytes` become free, as far as anything may go."""
+        """Copies to drop so that `need_bytes` become free, as far as anything may go; none that are `taken` already.
+
+        About `limit_count` at most: choosing 64 blocks the event loop for 4 ms.
+        """
         chosen: dict[ObjectId, Evict] = {}
         freed_bytes = empty = 0
-        while freed_bytes < need_bytes and empty < EMPTY_SAMPLES:
+        while freed_bytes < need_bytes and len(chosen) < limit_count and empty < EMPTY_SAMPLES:
             records = index.sample_hot(SAMPLE_COUNT, self._rng)
             sample = [_candidate(record) for record in records if record.directory == directory and not spared(record)]
-            found = self._policies[directory].choose(sample, need_bytes - freed_bytes, now_seconds, protected=chosen.__contains__)
+            found = self._policies[directory].choose(
+                sample,
+                need_bytes - freed_bytes,
+                now_seconds,
+                protected=lambda object_id: object_id in chosen or object_id in taken,
+                fresh_seconds=fresh_seconds,
+            )
             empty = 0 if found else empty + 1
             for victim in found:
                 chosen[victim.object_id] = victim

@@ -1,23 +1,30 @@
-"""Which tier below the hot one serves a read: the replica while it can be trusted and is not slower, else cold.
+"""Which tier below the hot one serves a read: the replica and the warm copies while they are not slower, else cold.
 
-A tier that does not hold the bytes (NotHeld) or fails (any other TierError of a replica) is passed over, and
+A tier that does not hold the bytes (NotHeld) or fails (any other TierError of a tier above cold) is passed over, and
 the next one goes on where it stopped: what a sink has accepted is right whoever sent it, because every tier
-checks the version before its first byte. Only the cold store's word counts for "gone" and "changed".
+checks the version before its first byte. Only the cold store's word counts for "gone" and "changed". When the cold store
+cannot be reached, those that were passed over for their speed are asked after it; when its last request failed, before it.
+
+A warm copy is there in order that the cold store is left alone. So it is passed over only when it takes WARM_RATIO times as long
+as cold usually does, and WARM_SECONDS longer; as long as nobody knows how long cold takes, never.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tiercache.core.record import ObjectRef
 from tiercache.engine.dataset import Dataset
-from tiercache.errors import NotHeld, TierError
+from tiercache.errors import BadResponse, NotHeld, TierError, Unavailable
+from tiercache.tiers.measured import MeasuredTier
 from tiercache.tiers.tier import Sink, Tier
 
 Passed = Callable[[str, str, TierError], None]
 
 EXPLORE_EVERY = 64
 """One read in so many goes to the tier that measured slower, or its figure could never recover."""
+WARM_RATIO = 2.0
+WARM_SECONDS = 0.02
 
 
 def _nobody(_tier: str) -> None:
@@ -27,8 +34,11 @@ def _nobody(_tier: str) -> None:
 class Source:
     """Reads of one dataset from below the hot tier. `served` is told (tier name, bytes) as they arrive."""
 
-    def __init__(self, dataset: Dataset, served: Callable[[str, str, int], None], passed: Passed) -> None:
+    def __init__(
+        self, dataset: Dataset, served: Callable[[str, str, int], None], passed: Passed, warm: MeasuredTier | None = None
+    ) -> None:
         self._dataset = dataset
+        self._warm = warm
         self._served = served
         self._passed = passed
         self._reads = 0
@@ -53,35 +63,49 @@ class Source:
         `asking` hears the name of each tier before it is asked.
         """
         start = sink.received_bytes
-        for tier in self._order(length, background):
+        cold: Tier = self._dataset.background if background else self._dataset.cold
+        first, last = self._order(length)
+        refusal: TierError | None = None
+        for tier in [*first, cold, *last]:
             done = sink.received_bytes - start
             asking(tier.name)
             try:
                 await tier.read(ref, offset + done, length - done, sink)
             except TierError as error:
                 self._count(tier, sink.received_bytes - start - done)
-                if tier is not self._dataset.replica:
-                    raise
-                if not isinstance(error, NotHeld):
+                if tier is cold:
+                    if not last or not isinstance(error, Unavailable | BadResponse):
+                        raise
+                    refusal = error
+                elif not isinstance(error, NotHeld):
                     self._passed(self._dataset.name, tier.name, error)
                 if sink.received_bytes - start == length:
                     return tier.name  # it failed after its last byte: nothing is left to be asked for
                 continue
             self._count(tier, sink.received_bytes - start - done)
             return tier.name
-        raise AssertionError("the cold tier is always last and either serves or raises")
+        assert refusal is not None, "the cold tier either serves or raises"
+        raise refusal
 
     def _count(self, tier: Tier, received_bytes: int) -> None:
         if received_bytes:
             self._served(self._dataset.name, tier.name, received_bytes)
 
-    def _order(self, length: int, background: bool) -> list[Tier]:
-        cold: Tier = self._dataset.background if background else self._dataset.cold
-        replica = self._dataset.replica
-        if replica is None:
-            return [cold]
+    def _order(self, length: int) -> tuple[Sequence[Tier], Sequence[Tier]]:
+        """Who is asked before the cold store, and who after it, should it not answer."""
+        replica, warm = self._dataset.replica, self._warm
+        if replica is None and warm is None:
+            return (), ()
         self._reads += 1
-        slower = self._dataset.replica_cost(length) > self._dataset.cold_cost(length)
-        if slower and self._reads % EXPLORE_EVERY:
-            return [cold]
-        return [replica, cold]
+        is_exploring = self._reads % EXPLORE_EVERY == 0 or self.in_trouble
+        first: list[Tier] = []
+        last: list[Tier] = []
+        if replica is not None:
+            is_slower = self._dataset.replica_cost(length) > self._dataset.cold_cost(length)
+            (last if is_slower and not is_exploring else first).append(replica)
+        if warm is not None:
+            usual_seconds = self._dataset.cold_usual(length)
+            bearable_seconds = max(usual_seconds * WARM_RATIO, usual_seconds + WARM_SECONDS)
+            is_slower = usual_seconds > 0.0 and warm.estimate.read_seconds(length) > bearable_seconds
+            (last if is_slower and not is_exploring else first).append(warm)
+        return first, last

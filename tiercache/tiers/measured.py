@@ -63,6 +63,10 @@ class Estimate:
         """Time to the first byte, faded; 0.0 as long as nothing is known, so that an untried tier is tried."""
         return self._latency_seconds * self._faded
 
+    def usual_seconds(self, length: int) -> float:
+        """What a read of `length` bytes took when reads were last measured, however long ago; 0.0 when none were."""
+        return self._latency_seconds + length * self._seconds_per_byte
+
     def read_seconds(self, length: int) -> float:
         """What a read of `length` bytes is expected to take."""
         return self.latency_seconds + length * self._seconds_per_byte

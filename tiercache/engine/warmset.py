@@ -1,0 +1,101 @@
+"""The warm tier of one mount, opened: targets, what is known of their copies, who reads, writes and mends them.
+
+The parts get each other here and nowhere else; the engine gets the set. Everything that runs by itself is started by `run`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from tiercache.config import WarmSettings
+from tiercache.core.stripe import Geometry
+from tiercache.engine.progress import ScrubProgress
+from tiercache.engine.warm_room import WarmRoom
+from tiercache.metrics.tally import Tally
+from tiercache.tiers.measured import MeasuredTier
+from tiercache.tiers.warm.catalogue import Catalogues
+from tiercache.tiers.warm.copies import Copies
+from tiercache.tiers.warm.hedging import Hedging
+from tiercache.tiers.warm.pieces import Pieces, Wish
+from tiercache.tiers.warm.shards import Warm
+from tiercache.tiers.warm.targets import Targets, open_targets
+from tiercache.tiers.warm.writing import Staging, Writer, Written
+
+MEMORY = "targets.json"
+STAGING_BYTES = 256 << 20
+
+
+class WarmSet:
+    """`tier` reads, `writer` writes; `wish` asks for the repair of a copy that was written without all of its shards."""
+
+    def __init__(self, nursery: trio.Nursery, settings: WarmSettings, targets: Targets, tally: Tally, rng: random.Random) -> None:
+        geometry = Geometry(settings.data_shards, settings.parity_shards)
+        hedging = Hedging(nursery)
+        self.targets = targets
+        self.geometry = geometry
+        self.pack_threshold_bytes = settings.pack_threshold_bytes
+        self.catalogues = Catalogues(targets)
+        self.copies = Copies(targets, self.catalogues, hedging, geometry.parity_count)
+        self.room = WarmRoom(targets, self.copies, settings.capacity_bytes)
+        observer = _Observer(tally)
+        self.reads = Warm(self.copies, Pieces(targets, hedging, observer), observer)
+        self.tier = MeasuredTier(self.reads, tally.requested)
+        staging = Staging(STAGING_BYTES)
+        self.writer = Writer(targets, geometry, zstd_level=settings.zstd_level, staging=staging, clock=time.time, rng=rng)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.targets.run)
+            nursery.start_soon(self.catalogues.run)
+            nursery.start_soon(self.room.run)
+
+    async def scrub(self, repair: bool, progress: ScrubProgress) -> None:
+        raise NotImplementedError
+
+    def wish(self, written: Written) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        await self.tier.aclose()
+        await self.targets.aclose()
+
+
+class _Observer:
+    """What happens in warm reads, counted."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def degraded(self) -> None:
+        self._tally.warm_degraded()
+
+    def hedged(self, count: int) -> None:
+        for _ in range(count):
+            self._tally.warm_hedged()
+
+    def damaged(self, kind: str) -> None:
+        pass
+
+    def wished(self, wish: Wish) -> None:
+        pass
+
+
+async def open_warm(
+    nursery: trio.Nursery,
+    settings: WarmSettings,
+    tally: Tally,
+    memory_directory: Path,
+    mountpoint: str,
+    others: Sequence[tuple[str, str]],
+) -> WarmSet | None:
+    """None when no targets are configured. `others` are (what it is, path) of what must lie apart. Raises SetupError."""
+    if not settings.targets:
+        return None
+    apart = [(what, Path(path)) for what, path in others]
+    targets = await open_targets(settings.targets, memory_directory / MEMORY, Path(mountpoint), apart)
+    return WarmSet(nursery, settings, targets, tally, random.Random())
