@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.engines import CHUNK_BYTES, content, engine_on, limits, until
+from tiercache.engine.progress import ScrubProgress
 from tiercache.tiers.memory import MemoryCold
 
 FAST = dataclasses.replace(limits(), scrub_bytes=1 << 40)
@@ -61,3 +62,23 @@ async def test_it_runs_by_itself_when_it_may(tmp_path: Path, cold: MemoryCold) -
         mount.engine.start()
         await until(lambda: mount.counted("tiercache_scrubbed_bytes_total") >= len(BODY))
         assert mount.counted("tiercache_verify_failures_total") == 0
+
+
+async def test_a_pass_on_demand_looks_at_everything_once(tmp_path: Path, cold: MemoryCold) -> None:
+    cold.put("good", content(2, 1000))
+    async with engine_on(tmp_path, cold, numbers=dataclasses.replace(limits(), scrub_bytes=0)) as mount:
+        await mount.cat("file")
+        await mount.settled()
+        flip_a_bit(hot_file(tmp_path), 3 * CHUNK_BYTES + 5)
+        await mount.cat("good")
+        await mount.settled()
+        progress = ScrubProgress()
+        await mount.engine.scrub.pass_over(progress, "{}/{}".format)
+        assert (progress.total_count, progress.done_count) == (2, 2)
+        assert (progress.damaged_count, progress.repaired_count, progress.failures.count) == (1, 1, 0)
+        assert progress.lines == ["data/file: damaged on the disk, dropped and fetched again"]
+        assert await mount.cat("file") == BODY
+        await mount.settled()
+        again = ScrubProgress()
+        await mount.engine.scrub.pass_over(again, "{}/{}".format)
+        assert (again.done_count, again.damaged_count) == (2, 0)
