@@ -281,6 +281,9 @@ def test_the_list_for_people(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -
     assert [line[0] for line in lines] == ["KEY", "small", "train/a\\x1b", "train/b"]
     assert "degraded (5 of 6 shards, 3 manifests)" in lines[3]
     assert "complete" in lines[1]
+    os.truncate(next(shelf.targets[1].glob("packs/*")), 90)
+    ran = Ran(capsys, shelf.arguments(f"--warm-target={shelf.targets[0]}/.", "--list", "small"))
+    assert "degraded (6 of 6 shards, 2 manifests)" in ran.out
 
 
 def test_the_list_for_machines(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ class Copy(msgspec.Struct, frozen=True):
     content: Member
     manifest: Manifest
     number: int | None  # in a pack
-    manifests_count: int
+    manifests_count: int  # files of the right size
     shards: tuple[tuple[Path, ...], ...]  # by index: the files of that name
     whole_count: int  # how many shards have a file of the right size
 
@@ -54,6 +54,8 @@ class Copy(msgspec.Struct, frozen=True):
     def read_from(self, position: int) -> memoryview:
         """The bytes from `position` to the end of the chunk that it lies in. Raises Damaged."""
         manifest = self.manifest
+        if position >= self.content.size_bytes:
+            raise errors.Damaged("the manifest does not go so far")
         number, start = self.number, 0
         if number is None:
             number = position // manifest.chunk_bytes
@@ -77,7 +79,7 @@ class Archive:
     def __init__(self, targets: Sequence[Path]) -> None:
         self.problems: list[str] = []
         self.lost_count = 0  # copies of which no manifest is valid
-        self._targets = [target for target in targets if self._is_readable(target)]
+        self._targets = [target for target in _different(targets) if self._is_readable(target)]
         if not self._targets:
             raise errors.SetupError(
                 f"{self.problems[0]}: no target can be read", hint="name the directories that hold tiercache-target.json"
@@ -99,7 +101,8 @@ class Archive:
                 if manifest is None or not _concerns(manifest, object_id):
                     continue
                 shards = self._shards(fan_out) if shards is None else shards
-                yield from self._copies_in(manifest, len(names[name]), shards.get(name, {}), object_id)
+                manifests_count = sum(_size_bytes(path) == len(manifest.encode()) for path in names[name])
+                yield from self._copies_in(manifest, manifests_count, shards.get(name, {}), object_id)
 
     def _copies_in(
         self, manifest: Manifest, manifests_count: int, files: dict[int, list[Path]], object_id: ObjectId | None
@@ -200,9 +203,7 @@ def _part(copies: Sequence[Copy], position: int) -> memoryview:
         except errors.Damaged as error:
             reasons.add(str(error))
             continue
-        if part:
-            return part
-        reasons.add("the manifest does not go so far")
+        return part
     raise errors.Damaged(
         f"{copies[0].content.key}: byte {position} cannot be read: {'; '.join(sorted(reasons))}",
         hint="name more of the targets, if there are more; nothing wrong was written",
@@ -266,6 +267,11 @@ def _contents(path: Path, offset: int, length: int) -> bytes:
         return os.pread(descriptor, min(length, max(size_bytes - offset, 0)), offset)
     finally:
         os.close(descriptor)
+
+
+def _different(targets: Sequence[Path]) -> list[Path]:
+    """Without those that are named twice."""
+    return list({os.path.realpath(target): target for target in reversed(targets)}.values())[::-1]
 
 
 def _concerns(manifest: Manifest, object_id: ObjectId | None) -> bool:
