@@ -31,7 +31,9 @@ def extract(
         list[str] | None,
         typer.Option("--warm-target", metavar="DIR", help="A directory of the warm tier; name all that are left."),
     ] = None,
-    list_only: Annotated[bool, typer.Option("--list", help="Only list the copies that are there, by names and sizes of files.")] = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Only list the copies that are there, by names and sizes of files.")
+    ] = False,
     output_path: Annotated[
         str | None,
         typer.Option("--output", metavar="PATH", help="Write to this file, or to stdout with - [default: the key's last part]."),
