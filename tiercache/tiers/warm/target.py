@@ -140,8 +140,7 @@ class Target:
 
     async def read_whole(self, relative: str, limit_bytes: int) -> bytes:
         """A file of at most `limit_bytes`; more are Damaged."""
-        job = partial(files.read_whole, self.path, relative, limit_bytes)
-        return await self._call("read", job, self._seconds(self.deadlines.read_seconds, limit_bytes))
+        return await self._call("read", partial(files.read_whole, self.path, relative, limit_bytes), self.deadlines.read_seconds)
 
     async def names(self, relative: str) -> list[str]:
         """What the directory holds; nothing when there is none."""
@@ -246,8 +245,8 @@ class Target:
             await self._discard_leftovers()
 
     def _answered(self, found: Probed) -> None:
-        if found.was_marked or (self.identity is not None and self.identity.uuid != found.identity.uuid):
-            log.warning("warm_target_marked", path=self.path, uuid=found.identity.uuid.hex(), by_us=found.was_marked)
+        if self.identity is not None and (found.was_marked or self.identity.uuid != found.identity.uuid):
+            log.warning("warm_target_was_emptied", path=self.path, uuid=found.identity.uuid.hex(), marked_by_us=found.was_marked)
         self.identity, self.usage = found.identity, found.usage
         self.health.probe_succeeded(self._clock(), self._rng.random(), found.usage, found.writing, found.reason)
 
