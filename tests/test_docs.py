@@ -70,7 +70,7 @@ def test_commands_and_options_exist(page: Path) -> None:
     known = commands()
     everything = {option for command in known.values() for each in command.params for option in each.opts}
     for line in code(page.read_text()):
-        for name, rest in re.findall(r"(?:^|[`$ ])tiercache ([a-z]+)\b([^;|`]*)", line):
+        for name, rest in re.findall(r"(?:^|[`$ ])tiercache ([a-z]+(?:-[a-z]+)*)\b([^;|`]*)", line):
             if line.startswith("tiercache: ") or name in ("process", "mount(8)"):
                 continue  # a message
             assert name in known, f"`tiercache {name}` in: {line}"

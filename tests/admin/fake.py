@@ -7,14 +7,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import trio
 
 from tiercache.admin.app import Listening, serve_admin
 from tiercache.admin.messages import (
     DatasetStatus,
+    EvictRequest,
+    Failure,
     HandingOver,
     HotDirectory,
+    JobStarted,
+    JobStatus,
     PinAnswer,
     PinProgress,
     PinRequest,
@@ -22,16 +28,67 @@ from tiercache.admin.messages import (
     PinStatus,
     ReadPath,
     Refreshed,
+    ScrubRequest,
     Status,
+    TargetsAnswer,
+    TargetStatus,
     Tiers,
     TierStatus,
     Unpinned,
     Where,
 )
-from tiercache.errors import NotFound, SetupError, TiercacheError
+from tiercache.errors import NotFound, SetupError, TiercacheError, UsageError
 
 PINNABLE_BYTES = 1000
 NOW_SECONDS = 1_700_000_000
+
+
+class FakeWork:
+    """Jobs that are asked for `polls_count` times before they end, as `outcome` says."""
+
+    def __init__(self) -> None:
+        self.asked: list[EvictRequest | ScrubRequest | str] = []
+        self.has_warm = True
+        self.joined = False
+        self.polls_count = 2
+        self.outcome: dict[str, Any] = {}
+        self.jobs: dict[int, str] = {}
+
+    def _started(self, kind: str, asked: EvictRequest | ScrubRequest | str) -> JobStarted:
+        self.asked.append(asked)
+        self.jobs[len(self.jobs) + 1] = kind
+        return JobStarted(len(self.jobs), kind, self.joined)
+
+    def evict(self, request: EvictRequest) -> JobStarted:
+        if request.to == "warm" and not self.has_warm:
+            raise UsageError("this mount has no warm tier", hint="mount with --warm-target")
+        return self._started("eviction", request)
+
+    def scrub(self, request: ScrubRequest) -> JobStarted:
+        return self._started("scrub of the warm tier", request)
+
+    def rebuild_index(self) -> JobStarted:
+        return self._started("rebuilding of the index", "rebuild")
+
+    def job(self, number: int) -> JobStatus:
+        if number not in self.jobs:
+            raise NotFound(f"there is no job {number}")
+        self.polls_count -= 1
+        if self.polls_count >= 0:
+            return JobStatus(number, self.jobs[number], "running", 3, 1, 300, 100)
+        return msgspec.structs.replace(JobStatus(number, self.jobs[number], "done", 3, 3, 300, 300), **self.outcome)
+
+    def targets(self) -> TargetsAnswer:
+        if not self.has_warm:
+            return TargetsAnswer(0, 0, [])
+        up = TargetStatus("/flash/0", "00" * 16, "up", "", 10**9, 3 * 10**9, 10**10, 2, False, True)
+        down = TargetStatus("/flash/1", "", "down", "not mounted", None, None, None, 7, False, False)
+        full = msgspec.structs.replace(up, path="/flash/2", is_full=True)
+        return TargetsAnswer(2, 1, [up, down, full])
+
+
+def failed(path: str, error: TiercacheError) -> Failure:
+    return Failure(path, type(error).__name__, str(error), error.hint)
 
 
 class FakeControl:
@@ -55,6 +112,7 @@ class FakeControl:
         self.fetch_error = ""
         self.metrics_text = b"# HELP tiercache_up one\n# TYPE tiercache_up gauge\ntiercache_up 1\n"
         self.notices = ["index was damaged and rebuilt"]
+        self.work = FakeWork()
 
     def add(self, key: str, size_bytes: int) -> None:
         self.files[f"{self.dataset}/{key}"] = size_bytes

@@ -19,7 +19,7 @@ from tests.admin.fake import FakeControl, busy, serving
 from tiercache.admin.app import Listening, serve_admin
 from tiercache.admin.client import BATCH_COUNT, Client
 from tiercache.admin.connections import GRACE_SECONDS
-from tiercache.admin.messages import PinRequest
+from tiercache.admin.messages import EvictRequest, PinRequest, ScrubRequest
 from tiercache.admin.routes import MAX_BODY_BYTES
 from tiercache.errors import NoDaemon, NotFound, SetupError, TiercacheError, Unavailable, UsageError
 
@@ -53,6 +53,40 @@ def test_every_request_comes_back_as_it_was_answered(address: Path) -> None:
         assert client.metrics() == control.metrics_text
         assert client.stop().pid == 4711
     assert control.stopped.is_set()
+
+
+def test_work_is_started_and_asked_for_by_its_number(address: Path) -> None:
+    control = FakeControl()
+    with serving(control, address), Client(address) as client:
+        started = client.evict(EvictRequest(["fake/a"], "drop"))
+        assert (started.job, started.kind, started.joined) == (1, "eviction", False)
+        assert client.job(1).state == "running"
+        assert client.scrub(ScrubRequest("warm", repair=True)).job == 2
+        assert client.rebuild_index().job == 3
+        assert control.work.asked == [EvictRequest(["fake/a"], "drop"), ScrubRequest("warm", repair=True), "rebuild"]
+        assert [target.state for target in client.targets().targets] == ["up", "down", "up"]
+        with pytest.raises(NotFound, match="there is no job 4"):
+            client.job(4)
+        control.work.has_warm = False
+        with pytest.raises(UsageError, match="no warm tier") as caught:
+            client.evict(EvictRequest(["fake/a"], "warm"))
+        assert caught.value.hint == "mount with --warm-target"
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "complaint"),
+    [
+        ("evict", b'{"paths": ["a"], "to": "cold"}', "Invalid enum value 'cold'"),
+        ("evict", b"{}", "missing required field `paths`"),
+        ("scrub", b'{"tier": "cold"}', "Invalid enum value 'cold'"),
+        ("scrub", b'{"fix": true}', "unknown field `fix`"),
+    ],
+)
+def test_work_that_makes_no_sense_is_refused(address: Path, route: str, body: bytes, complaint: str) -> None:
+    with serving(FakeControl(), address), raw_client(address) as client:
+        answer = client.post(f"/v1/{route}", content=body)
+        assert (answer.status_code, answer.json()["kind"]) == (400, "UsageError")
+        assert complaint in answer.json()["error"]
 
 
 def test_case_15_odd_names_survive_both_ways(address: Path) -> None:

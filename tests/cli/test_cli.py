@@ -22,7 +22,23 @@ from tiercache.cli.main import main
 from tiercache.errors import SetupError
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("mount", "serve", "umount", "upgrade", "status", "where", "refresh", "pin", "unpin", "pins", "extract")
+COMMANDS = (
+    "mount",
+    "serve",
+    "umount",
+    "upgrade",
+    "status",
+    "where",
+    "refresh",
+    "pin",
+    "unpin",
+    "pins",
+    "evict",
+    "scrub",
+    "targets",
+    "rebuild-index",
+    "extract",
+)
 
 
 @pytest.fixture(autouse=True)

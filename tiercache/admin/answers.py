@@ -27,11 +27,15 @@ from tiercache.admin.messages import (
     Unpinned,
     Where,
 )
+from tiercache.admin.places import Places
+from tiercache.admin.warm_answers import gauge_targets, warm_notices, warm_status
+from tiercache.admin.work import EngineWork
 from tiercache.core.pin import outermost
-from tiercache.core.record import Entry, Inode, Kind, Pin
+from tiercache.core.record import Inode, Kind, Pin
 from tiercache.engine.dataset import Dataset
 from tiercache.engine.engine import Engine
 from tiercache.engine.pinning import PinKey, key_of
+from tiercache.engine.warm_controls import WarmControls, WarmFacts
 from tiercache.errors import NotFound, UsageError
 from tiercache.metrics.exporter import render
 from tiercache.metrics.tally import Tally
@@ -61,42 +65,23 @@ class Mounted:
 
 
 class Answers:
-    def __init__(self, engine: Engine, tally: Tally, mounted: Mounted, *, single: bool) -> None:
+    """`warm` None: there are no targets."""
+
+    def __init__(self, engine: Engine, tally: Tally, mounted: Mounted, *, single: bool, warm: WarmControls | None = None) -> None:
         self._engine = engine
         self._tally = tally
         self._mounted = mounted
-        self._single = single
+        self._warm = warm
+        self._places = Places(engine, mounted.mountpoint, single=single)
+        self.work = EngineWork(engine, self._places, warm)
         self._began = time.monotonic()
-
-    # -- paths
-
-    def _located(self, path: str) -> tuple[Dataset, str]:
-        """The dataset and the path below it. Raises UsageError, NotFound."""
-        point = self._mounted.mountpoint
-        datasets = {dataset.name: dataset for dataset in self._engine.datasets}
-        if path.startswith("/"):
-            if path != point and not path.startswith(point.rstrip("/") + "/"):
-                raise UsageError(f"{path} is not below {point}", hint="name a path under the mount, or dataset/key")
-            below = path[len(point) :].strip("/")
-            if self._single:
-                return self._engine.datasets[0], below
-        else:
-            below = path.strip("/")
-        name, _, rest = below.partition("/")
-        if name not in datasets:
-            known = ", ".join(datasets)
-            raise NotFound(f"no dataset {name!r} here", hint=f"datasets of this daemon: {known}")
-        return datasets[name], rest
-
-    async def _entry(self, path: str) -> Entry:
-        dataset, below = self._located(path)
-        return await self._engine.namespace.resolve(dataset.name, below)
 
     # -- looking
 
     def status(self) -> Status:
         self._engine.reader.harvest()
         samples = self._tally.samples()
+        warm = self._warm_facts()
         return Status(
             pid=os.getpid(),
             version=__version__,
@@ -104,9 +89,9 @@ class Answers:
             socket=self._mounted.socket,
             uptime_seconds=time.monotonic() - self._began,
             path=self._mounted.path(),
-            tiers=Tiers(hot=self._hot_status(), warm=self._warm_status(), cold=self._cold_status()),
+            tiers=Tiers(hot=self._hot_status(), warm=warm_status(self._engine.datasets, warm), cold=self._cold_status()),
             datasets=[self._dataset_status(dataset, samples) for dataset in self._engine.datasets],
-            notices=[*self._mounted.notices, *self._dataset_notices()],
+            notices=[*self._mounted.notices, *self._dataset_notices(), *warm_notices(warm)],
             supervisor=self._mounted.supervisor(),
             restarts_count=self._mounted.restarts_count,
             stall_seconds=self._mounted.stall_seconds(),
@@ -115,7 +100,7 @@ class Answers:
     def _hot_status(self) -> TierStatus:
         directories = []
         for position, ledger in enumerate(self._engine.room.ledgers):
-            sick = self._engine.holdings.is_sick(position)
+            sick = self._engine.holdings.disks.is_sick(position)
             state: TierState = "down" if sick else "ok"
             detail = "its disk failed a moment ago; reads go past it" if sick else ""
             directories.append(
@@ -130,14 +115,8 @@ class Answers:
             directories=directories,
         )
 
-    def _warm_status(self) -> TierStatus:
-        replicas = [dataset for dataset in self._engine.datasets if dataset.replica is not None]
-        if not replicas:
-            return TierStatus(0, None, "absent", "no dataset has a replica")
-        missing = [f"{dataset.name}: {why}" for dataset in replicas if (why := dataset.replica_trouble())]
-        if missing:
-            return TierStatus(0, None, "down" if len(missing) == len(replicas) else "degraded", "; ".join(missing))
-        return TierStatus(0, None, "ok", f"{len(replicas)} replica(s), read in place")
+    def _warm_facts(self) -> WarmFacts | None:
+        return None if self._warm is None else self._warm.facts()
 
     def _dataset_notices(self) -> Iterable[str]:
         for dataset in self._engine.datasets:
@@ -182,14 +161,15 @@ class Answers:
         )
 
     async def where(self, path: str) -> Where:
-        entry = await self._entry(path)
+        entry = await self._places.entry(path)
         is_file = entry.kind is Kind.FILE
         hot = self._engine.facts.hot(entry) if is_file else None
         dataset = next(dataset for dataset in self._engine.datasets if dataset.name == entry.dataset)
         replica = is_file and dataset.replica_holds is not None and await dataset.replica_holds(entry.ref)
+        warm = is_file and self._warm is not None and await self._warm.holds(entry.ref)
         residency = []
         if hot is not None:
-            residency = ["hot"] * hot.complete + ["replica"] * replica + ["cold"]
+            residency = ["hot"] * hot.complete + ["replica"] * replica + ["warm"] * warm + ["cold"]
         pin = self._engine.pinning.covering(entry.dataset, entry.key)
         return Where(
             path=path,
@@ -208,7 +188,7 @@ class Answers:
         )
 
     async def refresh(self, path: str) -> Refreshed:
-        dataset, below = self._located(path)
+        dataset, below = self._places.located(path)
         refreshed = await self._engine.namespace.refresh(dataset.name, below)
         self._mounted.forget_names(refreshed.stale)
         return Refreshed(path, refreshed.changed_count, refreshed.dropped_count)
@@ -225,6 +205,8 @@ class Answers:
             metrics.published_files.set(counts["published"])
             metrics.backing_files.set(counts["backing"])
         metrics.hot_objects.set(self._engine.index.hot_count())
+        if self._warm is not None:
+            gauge_targets(metrics, self._warm.facts())
         metrics.pins.set(len(self._engine.pinning.pins()))
         metrics.pinned_bytes.set(self._engine.pinning.pinned_bytes())
         return render(metrics)
@@ -233,7 +215,7 @@ class Answers:
 
     async def _pin_key(self, path: str) -> PinKey:
         """What pinning this path means: one key for a file, all below for a directory."""
-        entry = await self._entry(path)
+        entry = await self._places.entry(path)
         return entry.dataset, entry.key, entry.kind is Kind.FILE
 
     async def pin(self, request: PinRequest) -> PinAnswer:
@@ -273,7 +255,7 @@ class Answers:
 
     def _pinned_at(self, path: str) -> Pin | None:
         """The pin that exactly this path made; the object itself may be gone from the store."""
-        dataset, below = self._located(path)
+        dataset, below = self._places.located(path)
         key = dataset.prefix + below
         spellings = {key, f"{key}/"} if below else {dataset.prefix}
         pins = self._engine.pinning.pins()
@@ -297,7 +279,7 @@ class Answers:
         )
 
     def _covering(self, path: str) -> Pin | None:
-        dataset, below = self._located(path)
+        dataset, below = self._places.located(path)
         return self._engine.pinning.covering(dataset.name, dataset.prefix + below)
 
     def pins(self) -> Pins:

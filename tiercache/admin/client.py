@@ -19,7 +19,10 @@ import msgspec
 from tiercache import errors
 from tiercache.admin.messages import (
     ErrorAnswer,
+    EvictRequest,
     HandingOver,
+    JobStarted,
+    JobStatus,
     Message,
     Paths,
     PinAnswer,
@@ -27,8 +30,10 @@ from tiercache.admin.messages import (
     PinRequest,
     Pins,
     RefreshAnswer,
+    ScrubRequest,
     Status,
     Stopping,
+    TargetsAnswer,
     Unpinned,
     WhereAnswer,
     decode,
@@ -92,6 +97,21 @@ class Client:
 
     def pin_progress(self, paths: Sequence[str]) -> PinProgress:
         return self._ask("POST", "/v1/pins/progress", PinProgress, Paths(list(paths)))
+
+    def evict(self, request: EvictRequest) -> JobStarted:
+        return self._ask("POST", "/v1/evict", JobStarted, request)
+
+    def scrub(self, request: ScrubRequest) -> JobStarted:
+        return self._ask("POST", "/v1/scrub", JobStarted, request)
+
+    def rebuild_index(self) -> JobStarted:
+        return self._ask("POST", "/v1/rebuild-index", JobStarted)
+
+    def job(self, number: int) -> JobStatus:
+        return self._ask("GET", f"/v1/jobs/{number}", JobStatus)
+
+    def targets(self) -> TargetsAnswer:
+        return self._ask("GET", "/v1/targets", TargetsAnswer)
 
     def stop(self) -> Stopping:
         return self._ask("POST", "/v1/stop", Stopping, None, STORE_SECONDS)

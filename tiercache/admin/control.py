@@ -16,10 +16,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tiercache.admin.messages import HandingOver, PinAnswer, PinProgress, PinRequest, Pins, Refreshed, Status, Unpinned, Where
+from tiercache.admin.messages import (
+    EvictRequest,
+    HandingOver,
+    JobStarted,
+    JobStatus,
+    PinAnswer,
+    PinProgress,
+    PinRequest,
+    Pins,
+    Refreshed,
+    ScrubRequest,
+    Status,
+    TargetsAnswer,
+    Unpinned,
+    Where,
+)
+
+
+class Work(Protocol):
+    """What takes long: a request starts a job, which goes on by itself and is asked for by its number."""
+
+    def evict(self, request: EvictRequest) -> JobStarted:
+        """Raises UsageError when it names the warm tier and there is none. Paths that lead nowhere are failures of the job."""
+
+    def scrub(self, request: ScrubRequest) -> JobStarted:
+        """Joins the scrub of this tier that runs. Raises UsageError when that one has other options, or there is no such tier."""
+
+    def rebuild_index(self) -> JobStarted: ...
+
+    def job(self, number: int) -> JobStatus:
+        """Raises NotFound."""
+
+    def targets(self) -> TargetsAnswer: ...
 
 
 class Control(Protocol):
+    @property
+    def work(self) -> Work: ...
+
     def status(self) -> Status: ...
 
     async def where(self, path: str) -> Where:

@@ -123,7 +123,7 @@ class PinStatus(msgspec.Struct, frozen=True):
 class Where(msgspec.Struct, frozen=True):
     """Where one file's bytes are. `path` is as it was asked for.
 
-    `residency` names the tiers with a whole copy ('hot', 'replica', 'cold'); a partial hot copy shows
+    `residency` names the tiers with a whole copy ('hot', 'replica', 'warm', 'cold'); a partial hot copy shows
     in `hot_bytes` and the chunk counts. A directory has no version, no residency and no chunks.
     """
 
@@ -229,6 +229,76 @@ class Unpinned(msgspec.Struct, frozen=True):
 
 class Pins(msgspec.Struct, frozen=True):
     pins: list[PinStatus]
+
+
+class EvictRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`to` None: to the warm tier when there is one, else the hot copies are just dropped."""
+
+    paths: list[str]
+    to: Literal["warm", "drop"] | None = None
+
+
+class ScrubRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`tier` None: the warm tier when there is one, else the hot one."""
+
+    tier: Literal["hot", "warm"] | None = None
+    repair: bool = False
+
+
+class JobStarted(msgspec.Struct, frozen=True):
+    """`joined`: it was running already, with the same options."""
+
+    job: int
+    kind: str
+    joined: bool = False
+
+
+class JobStatus(msgspec.Struct, frozen=True):
+    """How far a job is, or was when it ended. `kind` is what it does, as in 'scrub of the warm tier'.
+
+    A job that was given up is 'failed', `error` and `hint` say why; one in which single things failed is 'done'. `counts` are
+    what it has done or found, by kind; `failures` and `lines` (findings) hold the first ones only, `failed_count` all. Of
+    `damaged_count` damaged things `repaired_count` are whole again.
+    """
+
+    job: int
+    kind: str
+    state: Literal["running", "done", "failed"]
+    total_count: int
+    done_count: int
+    total_bytes: int
+    done_bytes: int
+    counts: dict[str, int] = {}
+    failed_count: int = 0
+    failures: list[Failure] = []
+    lines: list[str] = []
+    damaged_count: int = 0
+    repaired_count: int = 0
+    error: str = ""
+    hint: str = ""
+
+
+class TargetStatus(msgspec.Struct, frozen=True):
+    """One warm target. `used_bytes` is what tiercache has there; None for what is not known, as while the target is down."""
+
+    path: str
+    uuid: str
+    state: Literal["up", "suspect", "down"]
+    detail: str
+    used_bytes: int | None
+    free_bytes: int | None
+    total_bytes: int | None
+    errors_count: int
+    is_full: bool
+    is_writable: bool
+
+
+class TargetsAnswer(msgspec.Struct, frozen=True):
+    """No targets: there is no warm tier."""
+
+    data_shards: int
+    parity_shards: int
+    targets: list[TargetStatus]
 
 
 class Stopping(msgspec.Struct, frozen=True):

@@ -7,6 +7,11 @@
     POST /v1/unpin            Paths -> Unpinned
     GET  /v1/pins             Pins
     POST /v1/pins/progress    Paths -> PinProgress
+    POST /v1/evict            EvictRequest -> JobStarted
+    POST /v1/scrub            ScrubRequest -> JobStarted
+    POST /v1/rebuild-index    JobStarted
+    GET  /v1/jobs/NUMBER      JobStatus
+    GET  /v1/targets          TargetsAnswer
     POST /v1/stop             Stopping
     POST /v1/upgrade          HandingOver
     GET  /metrics             Prometheus text
@@ -31,10 +36,12 @@ from starlette.routing import Route
 from tiercache.admin.control import Control
 from tiercache.admin.messages import (
     ErrorAnswer,
+    EvictRequest,
     Failure,
     Paths,
     PinRequest,
     RefreshAnswer,
+    ScrubRequest,
     Stopping,
     WhereAnswer,
     decode,
@@ -103,9 +110,35 @@ def admin_app(control: Control) -> Starlette:
             Route("/v1/pins/progress", progress, methods=["POST"]),
             Route("/v1/stop", stop, methods=["POST"]),
             Route("/v1/upgrade", upgrade, methods=["POST"]),
+            *_work_routes(control),
             _metrics_route(control),
         ]
     )
+
+
+def _work_routes(control: Control) -> list[Route]:
+    async def evict(request: Request) -> Response:
+        return _answer(control.work.evict(await _body(request, EvictRequest)))
+
+    async def scrub(request: Request) -> Response:
+        return _answer(control.work.scrub(await _body(request, ScrubRequest)))
+
+    async def rebuild_index(_: Request) -> Response:
+        return _answer(control.work.rebuild_index())
+
+    async def job(request: Request) -> Response:
+        return _answer(control.work.job(request.path_params["number"]))
+
+    async def targets(_: Request) -> Response:
+        return _answer(control.work.targets())
+
+    return [
+        Route("/v1/evict", evict, methods=["POST"]),
+        Route("/v1/scrub", scrub, methods=["POST"]),
+        Route("/v1/rebuild-index", rebuild_index, methods=["POST"]),
+        Route("/v1/jobs/{number:int}", job, methods=["GET"]),
+        Route("/v1/targets", targets, methods=["GET"]),
+    ]
 
 
 def metrics_app(control: Control) -> Starlette:

@@ -1,10 +1,10 @@
-"""`status`, `where`, `refresh`: look at a daemon, and have it look again."""
+"""`status`, `where`, `targets`, `refresh`: look at a daemon, and have it look again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tiercache.admin.messages import DatasetStatus, Failure, Status, TierStatus, Where
+from tiercache.admin.messages import DatasetStatus, Failure, Status, TargetsAnswer, TargetStatus, TierStatus, Where
 from tiercache.cli import output
 from tiercache.cli.human import duration, ratio, size, size_or_dash
 from tiercache.cli.options import Json, PathArguments, Socket
@@ -39,6 +39,21 @@ def where(paths: PathArguments, as_json: Json = False, socket: Socket = None) ->
     elif answer.files:
         _show_files(answer.files)
     return _complain(answer.failures)
+
+
+def targets(as_json: Json = False, socket: Socket = None) -> None:
+    """List the targets of the warm tier: whether they work, how full they are, and what failed there."""
+    from tiercache.admin.client import Client
+    from tiercache.admin.locate import only_daemon
+
+    with Client(only_daemon(socket)) as client:
+        answer = client.targets()
+    if as_json:
+        output.json_document(answer)
+    elif answer.targets:
+        _show_targets(answer)
+    else:
+        output.line("there is no warm tier: it has no targets")
 
 
 def refresh(paths: PathArguments, as_json: Json = False, socket: Socket = None) -> int:
@@ -136,10 +151,39 @@ def _dataset_row(dataset: DatasetStatus) -> list[str]:
         str(dataset.hot_objects_count),
         size(dataset.hot_bytes),
         ratio(dataset.hits_ratio),
-        *(size(dataset.read_bytes.get(tier, 0)) for tier in ("hot", "replica", "cold")),
+        *(size(sum(dataset.read_bytes.get(tier, 0) for tier in tiers)) for tiers in (["hot"], ["replica", "warm"], ["cold"])),
         size(dataset.pinned_bytes),
         str(dataset.unreachable_count),
         source,
+    ]
+
+
+def _show_targets(answer: TargetsAnswer) -> None:
+    shards_count = answer.data_shards + answer.parity_shards
+    loss = f"{answer.parity_shards} of them may fail" if answer.parity_shards else "none of them may fail"
+    geometry = f"{answer.data_shards}+{answer.parity_shards} shards"
+    output.line(f"{geometry}: an object lies on {shards_count} of {len(answer.targets)} targets, {loss}")
+    columns = [
+        Column("TARGET"),
+        Column("STATE"),
+        *(Column(title, right=True) for title in ("USED", "FREE", "SIZE", "ERRORS")),
+        Column(""),
+    ]
+    output.table(columns, [_target_row(target) for target in answer.targets])
+
+
+def _target_row(target: TargetStatus) -> list[str]:
+    state: str = target.state
+    if state == "up":
+        state = "full" if target.is_full else "up" if target.is_writable else "read-only"
+    return [
+        target.path,
+        state,
+        size_or_dash(target.used_bytes),
+        size_or_dash(target.free_bytes),
+        size_or_dash(target.total_bytes),
+        str(target.errors_count),
+        target.detail,
     ]
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from tiercache import __version__
-from tiercache.cli import extracting, inspect, mounting, output, pinning, unmounting, upgrading
+from tiercache.cli import evicting, extracting, inspect, mounting, output, pinning, scrubbing, unmounting, upgrading
 from tiercache.errors import NoDaemon, TiercacheError, UsageError
 
 FAILED, USAGE, NO_DAEMON, INTERRUPTED = 1, 2, 3, 130
@@ -58,6 +58,10 @@ for command in (
     pinning.pin,
     pinning.unpin,
     pinning.pins,
+    evicting.evict,
+    scrubbing.scrub,
+    inspect.targets,
+    scrubbing.rebuild_index,
     extracting.extract,
 ):
     app.command()(command)

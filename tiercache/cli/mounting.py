@@ -97,9 +97,13 @@ def mount(
         socket=listening_socket(socket),
     )
     refuse_inside(point, places_of(config))
-    present = _already(source, point, socket)
+    return _mounted(config, source, socket, foreground=foreground, as_json=as_json)
+
+
+def _mounted(config: Config, source: str, socket: str | None, *, foreground: bool, as_json: bool) -> int:
+    present = _already(source, config.mount.point, socket)
     if present is not None:
-        _show(Mounted(point, source, True, "", present), as_json)
+        _show(Mounted(config.mount.point, source, True, "", present), as_json)
         return 0
     if foreground:
         return _in_foreground(config, source, as_json)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import msgspec
 
@@ -21,6 +22,10 @@ class Column(msgspec.Struct, frozen=True):
 
     title: str
     right: bool = False
+
+
+class Update(Protocol):
+    def __call__(self, done: int, total: int, shown: Callable[[int], str] = size) -> None: ...
 
 
 def json_document(value: object, *, error: str = "", hint: str = "") -> None:
@@ -70,10 +75,10 @@ def complaint(text: str) -> None:
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives `update(done_bytes, total_bytes)`. Drawn on stderr and only on a terminal."""
+def progress_bar(label: str) -> Iterator[Update]:
+    """Gives `update(done, total)`, of bytes unless `shown` writes numbers otherwise. Drawn on stderr, only on a terminal."""
     if not sys.stderr.isatty():
-        yield lambda done_bytes, total_bytes: None
+        yield lambda done, total, shown=size: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -82,9 +87,8 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(printable(label), text="", total=None)
 
-        def update(done_bytes: int, total_bytes: int) -> None:
-            text = f"{size(done_bytes)} of {size(total_bytes)}"
-            progress.update(task, completed=done_bytes, total=max(total_bytes, 1), text=text)
+        def update(done: int, total: int, shown: Callable[[int], str] = size) -> None:
+            progress.update(task, completed=done, total=max(total, 1), text=f"{shown(done)} of {shown(total)}")
 
         yield update
 
