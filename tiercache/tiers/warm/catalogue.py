@@ -63,6 +63,13 @@ class Catalogues:
             self._loaded.discard((pack_id, generation))
             self._catalogue.drop(pack_id, generation)
 
+    def clear(self) -> None:
+        """Forget all packs, until the targets are asked again."""
+        self.is_loaded = False
+        self._catalogue = Catalogue()
+        self._loaded.clear()
+        self._bad.clear()
+
     async def run(self) -> None:
         while True:
             await self._refresh()
