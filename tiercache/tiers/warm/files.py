@@ -4,11 +4,11 @@ A path is relative to the target, made of names of ours, and walked from a descr
 following a link anywhere: whoever may write to a shared target must not make us read or write elsewhere.
 
 Each call opens the directory anew, so that one that is unmounted, replaced or comes back is seen at once. Nothing here ever makes
-the target itself or its `drafts`: what lies under a mount point while nothing is mounted there has none, so that no
-draft can begin in it. Where a file is missing, the marker is looked for: no marker, no target (`Vanished`, not NotHeld).
+the target itself or its `drafts`: what lies under a mount point while nothing is mounted there has neither, so
+that no draft can begin in it. Where a file is missing, the marker is looked for: no marker, no target (`Vanished`, not NotHeld).
 
-Descriptors are closed in the thread that opened them, or in another one of the target's: never by the last reference, which
-may be dropped on the event loop, because closing can hang as well (FUSE and NFS flush).
+Closing can hang as well (FUSE and NFS flush). So descriptors are closed by the thread that opened them, or another of the
+target's, and never with the last reference, which may be dropped on the event loop.
 
 Every call raises OSError for what the file system says, and NotHeld, Damaged, Blocked or Vanished for what it found.
 """
@@ -199,6 +199,7 @@ class DraftFile:
     def begin(self) -> None:
         with self._work():
             self._root = self._open.enter_context(opened(open_root(self._path)))
+            _require_marker(self._root)
             try:
                 drafts = open_directory(self._root, [DRAFTS.encode()], os.O_PATH)
                 self._drafts = self._open.enter_context(opened(drafts))

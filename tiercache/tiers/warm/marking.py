@@ -28,13 +28,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from tiercache.core.health import Usage, Writing
+from tiercache.errors import SetupError
 from tiercache.mountinfo import mounts
 from tiercache.tiers import claim
 from tiercache.tiers.place import filesystem_source, resolve
 from tiercache.tiers.warm import files
 from tiercache.tiers.warm.files import DRAFTS, MARKER, Vanished, open_root, opened, sync_directory
+
+log = structlog.get_logger()
 
 FORMAT = 1
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -243,11 +247,17 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def load_memory(path: Path) -> dict[str, Identity]:
-    """By `memory_key` of the target's path. A file that is damaged, or not there, remembers nothing."""
+    """By `memory_key` of the target's path. A file that is damaged, or not there, remembers nothing. Raises SetupError."""
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=dict[str, _Kept])
         return {key: Identity(uuid.UUID(each.uuid).bytes, each.weight_bytes, each.filesystem) for key, each in kept.items()}
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, ValueError):
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise SetupError(f"{path} cannot be read ({reason})", hint="check the disk of the hot directory") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        log.warning("warm_targets_forgotten", path=str(path), error=str(error))
         return {}
 
 
