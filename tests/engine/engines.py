@@ -10,9 +10,11 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 
+from tiercache.config import WarmSettings
 from tiercache.core.record import (
     ChunkRecord,
     DirectoryState,
@@ -25,6 +27,7 @@ from tiercache.core.record import (
 )
 from tiercache.engine.dataset import Dataset
 from tiercache.engine.engine import Engine, Limits
+from tiercache.engine.warmset import open_warm
 from tiercache.errors import HotSick
 from tiercache.index.index import Change, Index
 from tiercache.index.memory import MemoryIndex
@@ -203,6 +206,14 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
             await trio.sleep(0.002)
 
 
+def warm_on(place: Path, data_count: int = 2, parity_count: int = 1, *, count: int | None = None, **more: Any) -> WarmSettings:
+    """Targets below `place`, as many as there are shards unless `count` is given."""
+    paths = [place / f"target{number}" for number in range(count or data_count + parity_count)]
+    for path in paths:
+        path.mkdir(parents=True, exist_ok=True)
+    return WarmSettings(targets=tuple(map(str, paths)), data_shards=data_count, parity_shards=parity_count, **more)
+
+
 def dataset_on(cold: Cold, *, replica: Tier | None = None, ttl_seconds: float = 60.0) -> Dataset:
     return Dataset(DATASET, cold, cold, "", ttl_seconds, replica=replica)
 
@@ -249,6 +260,7 @@ async def engine_on(
     numbers: Limits | None = None,
     clock: Clock | None = None,
     seed: int = 0,
+    warm: WarmSettings | None = None,
 ) -> AsyncIterator[Mounted]:
     """An engine with its nursery, cancelled at the end of the block. Hot directories lie below `home`."""
     index = MemoryIndex() if index is None else index
@@ -258,6 +270,7 @@ async def engine_on(
     each_bytes = capacity_bytes // len(files.directories)
     ledgers = [ledger_of(each_bytes, index.held_bytes(position)) for position in range(len(files.directories))]
     async with trio.open_nursery() as nursery:
+        warm_set = await open_warm(nursery, warm, tally, home, str(home / "mnt"), []) if warm is not None else None
         engine = Engine(
             nursery,
             [dataset_on(cold, replica=replica, ttl_seconds=ttl_seconds)],
@@ -269,9 +282,12 @@ async def engine_on(
             single=True,
             clock=clock,
             rng=random.Random(seed),
+            warm=warm_set,
         )
         yield Mounted(engine, tally, clock, files)
         nursery.cancel_scope.cancel()
+    if warm_set is not None:
+        await warm_set.aclose()
 
 
 def occupied_bytes(files: HotTier, directory: int = 0) -> int:

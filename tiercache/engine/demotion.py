@@ -272,9 +272,10 @@ class Demotion:
             return Outcome.SKIPPED
         if self._copies.known(record.object_id):
             return Outcome.ALREADY
-        if not self._is_small(record) and await self._copies.find(record.object_id):
-            return Outcome.ALREADY
-        return None
+        if self._is_small(record):
+            return None  # the catalogues were looked at just now
+        self._copies.forget(record.object_id)  # that there was none a moment ago: another node may have written one since
+        return Outcome.ALREADY if await self._copies.find(record.object_id) else None
 
     async def _demote(self, record: HotRecord) -> Outcome:
         try:
