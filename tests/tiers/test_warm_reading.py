@@ -137,7 +137,7 @@ async def test_bad_pieces_of_different_stripes_do_not_add_up(tmp_path: Path) -> 
             data[manifest.stripe(index).piece_offset] ^= 1
             path.write_bytes(data)
         assert await store.read("noise", NOISE) == NOISE
-        assert store.seen.damages == ["bad"] * 3
+        assert store.seen.damages == ["bad_piece"] * 3
 
 
 async def test_a_shard_elsewhere_is_found_and_remembered(tmp_path: Path) -> None:

@@ -116,6 +116,13 @@ class Copies:
         for pack_id, _, _ in self.catalogues.find(object_id):
             self._drop(pack_id)
 
+    def forget_all(self) -> None:
+        """Ask the targets about everything again, packs included."""
+        self._kept.clear()
+        self._kept_bytes = 0
+        self._absent.clear()
+        self.catalogues.clear()
+
     async def find(self, object_id: ObjectId) -> list[Copy]:
         """All copies known, smallest generation first. Raises Unavailable when too few targets answer to know of none."""
         while True:
@@ -137,18 +144,18 @@ class Copies:
             del self._looking[object_id]
             event.set()
 
-    async def pack(self, pack_id: ObjectId, generation: Generation) -> Copy | None:
-        """The copy of a pack; None when no target gives its manifest."""
-        for copy in self._kept.get(pack_id, ()):
+    async def exactly(self, object_id: ObjectId, generation: Generation, *, is_pack: bool) -> Copy | None:
+        """This copy of an object or a pack; None when no target gives its manifest."""
+        for copy in self._kept.get(object_id, ()):
             if copy.generation == generation:
-                self._kept.move_to_end(pack_id)
+                self._kept.move_to_end(object_id)
                 return copy
-        return await self._read(pack_id, generation, self._targets.ordered(pack_id), is_pack=True)
+        return await self._read(object_id, generation, self._targets.ordered(object_id), is_pack=is_pack)
 
     async def _packed(self, object_id: ObjectId) -> list[Copy]:
         found = []
         for pack_id, generation, number in self.catalogues.find(object_id):
-            copy = await self.pack(pack_id, generation)
+            copy = await self.exactly(pack_id, generation, is_pack=True)
             if copy is not None and number < copy.manifest.stripes_count and copy.manifest.member_id(number) == object_id:
                 found.append(msgspec.structs.replace(copy, member_number=number))
         return found

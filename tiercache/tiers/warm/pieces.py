@@ -47,7 +47,7 @@ class Observer(Protocol):
         """So many more pieces were asked for."""
 
     def damaged(self, kind: str) -> None:
-        """A piece is 'missing' or 'bad', or a 'manifest' is wrong."""
+        """`kind`: missing_shard, bad_piece, bad_manifest."""
 
     def wished(self, wish: Wish) -> None:
         """The copy needs repair."""
@@ -130,7 +130,11 @@ class Pieces:
 
     def _judge(self, copy: Copy, race: Race[Piece]) -> None:
         """Missing and bad pieces are counted and wished to be repaired; a target that fails has its own health."""
-        kinds = ["missing" if isinstance(error, NotHeld) else "bad" for _, _, error in race.failures if _is_shards_fault(error)]
+        kinds = [
+            "missing_shard" if isinstance(error, NotHeld) else "bad_piece"
+            for _, _, error in race.failures
+            if _is_shards_fault(error)
+        ]
         for kind in kinds:
             self._observer.damaged(kind)
         if kinds or any(copy.target_uuid(index) is None for index in range(copy.manifest.geometry.shards_count)):

@@ -108,7 +108,7 @@ class Warm:
                 if copy.has(ref):
                     fitting.append(copy)
             except Damaged:
-                self._observer.damaged("manifest")
+                self._observer.damaged("bad_manifest")
                 self._pieces.wish(copy)
         return fitting
 
