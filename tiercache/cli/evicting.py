@@ -37,7 +37,7 @@ def evict(
     target = target_of(socket, paths)
     with Client(target.socket) as client:
         status = follow(client, client.evict(EvictRequest(target.paths, to)))
-    if not as_json and status.state == "done":
+    if not as_json and status.state == "done" and (status.total_count or not status.failures):
         output.line(_summary(status))
     return conclude(status, as_json=as_json)
 

@@ -222,10 +222,12 @@ def _show(mounted: Mounted, as_json: bool) -> None:
     places = ", ".join(directory.path for directory in hot.directories)
     limit = "" if hot.capacity_bytes is None else f"up to {size(hot.capacity_bytes)}"
     reason = f" ({status.path.reason})" if status.path.reason else ""
+    warm = "" if status.tiers.warm.state == "absent" else status.tiers.warm.detail
     output.facts(
         {
             "  reads": status.path.kind + reason,
             "  hot": f"{places}, {limit}".strip(", "),
+            "  warm": warm,
             "  socket": status.socket,
             "  log": mounted.log,
         }
