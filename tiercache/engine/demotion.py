@@ -59,6 +59,7 @@ PACK_COUNT = 4096
 PACK_BATCH_BYTES = 4 << 20
 PACK_WAIT_SECONDS = 5.0
 TICK_SECONDS = 1.0
+WANTED_SECONDS = 0.01  # between two choices while somebody waits
 REST_SECONDS = 5.0
 CALM_SECONDS = 0.1
 CALM_STEP_SECONDS = 0.01
@@ -124,7 +125,6 @@ class Demotion:
         self._pack_bytes = 0
         self._pack_since = 0.0
         self._packing = trio.Event()
-        self._settled = trio.Event()
         self._rests_until = 0.0
         self._send, self._receive = trio.open_memory_channel[_Candidate](QUEUE_COUNT)
 
@@ -146,10 +146,10 @@ class Demotion:
             for directory in range(len(self._holdings.room.ledgers)):
                 while self._choose(directory):
                     await trio.lowlevel.checkpoint()
-            with trio.move_on_after(TICK_SECONDS):
-                if self._outgoing.is_wanted:
-                    await self._settled.wait()
-                else:
+            if self._outgoing.is_wanted:
+                await trio.sleep(WANTED_SECONDS)
+            else:
+                with trio.move_on_after(TICK_SECONDS):
                     await self._outgoing.until_wanted()
 
     def _choose(self, directory: int) -> bool:
@@ -200,8 +200,6 @@ class Demotion:
         self._under_way.pop(candidate.record.object_id, None)
         if outcome is not Outcome.FAILED:
             self._outgoing.put(candidate.record.directory, candidate.victim)
-        settled, self._settled = self._settled, trio.Event()
-        settled.set()
 
     async def _work(self) -> None:
         while True:

@@ -17,6 +17,7 @@ from tiercache.core.eviction import Evict
 from tiercache.core.record import ObjectId
 
 WAIT_SECONDS = 5.0
+IN_VAIN_SECONDS = 0.2  # what was just filled or closed can be demoted in a moment
 
 
 class Outgoing:
@@ -24,6 +25,7 @@ class Outgoing:
         self._ready: list[OrderedDict[ObjectId, Evict]] = [OrderedDict() for _ in range(directories_count)]
         self._ready_bytes = [0] * directories_count
         self._wanted_bytes = [0] * directories_count
+        self._wanted_since = [0.0] * directories_count
         self._is_open = False
         self._changed = trio.Event()
         self._wanted = trio.Event()
@@ -46,9 +48,10 @@ class Outgoing:
         self._change()
 
     def nothing_more(self, directory: int) -> None:
-        """There is nothing to demote: who waits is told that it is in vain."""
-        self._wanted_bytes[directory] = 0
-        self._change()
+        """There is nothing to demote: who has waited for IN_VAIN_SECONDS is told that it is in vain."""
+        if trio.current_time() - self._wanted_since[directory] >= IN_VAIN_SECONDS:
+            self._wanted_bytes[directory] = 0
+            self._change()
 
     def ready_bytes(self, directory: int) -> int:
         return self._ready_bytes[directory]
@@ -76,6 +79,7 @@ class Outgoing:
         if taken or not self._is_open:
             return taken
         self._wanted_bytes[directory] = need_bytes
+        self._wanted_since[directory] = trio.current_time()
         wanted, self._wanted = self._wanted, trio.Event()
         wanted.set()
         with trio.move_on_after(WAIT_SECONDS):
