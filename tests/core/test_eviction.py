@@ -3,7 +3,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiercache.core.eviction import FRESH_SECONDS, POOL_CAPACITY, TAKE_SHARE, Candidate, Evict, SampledLru
+from tiercache.core.eviction import (
+    FRESH_SECONDS,
+    POOL_CAPACITY,
+    TAKE_SHARE,
+    Candidate,
+    Evict,
+    SampledLru,
+    WarmCopy,
+    oldest_copies,
+)
 from tiercache.core.record import ObjectId
 
 NOW = 1_000_000
@@ -118,3 +127,24 @@ def test_the_pool_is_bounded() -> None:
     while policy.choose([], 1, NOW, unprotected):
         drained += 1
     assert drained == POOL_CAPACITY
+
+
+def test_for_demotion_what_was_just_read_may_go_but_goes_last() -> None:
+    sample = [candidate(1, NOW), candidate(2, NOW - 100)]
+    assert numbers(SampledLru().choose(sample, 10**9, NOW, unprotected, fresh_seconds=0)) == [2]
+    assert numbers(SampledLru().choose([candidate(1, NOW)], 10**9, NOW, unprotected, fresh_seconds=0)) == [1]
+    assert SampledLru().choose([candidate(1, NOW)], 10**9, NOW, unprotected) == []
+
+
+def warm_copy(number: int, generation: int, *, is_sole: bool = False) -> WarmCopy:
+    return WarmCopy(ObjectId(number.to_bytes(20, "big")), generation, False, 100, is_sole)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30), st.integers(0, 3000))
+def test_a_warm_copy_that_is_nowhere_else_never_goes(drawn: list[tuple[int, bool]], need_bytes: int) -> None:
+    copies = [warm_copy(number, generation, is_sole=is_sole) for number, (generation, is_sole) in enumerate(drawn)]
+    going = oldest_copies(copies, need_bytes)
+    assert not any(copy.is_sole for copy in going)
+    loose = sorted(copy.generation for copy in copies if not copy.is_sole)
+    assert [copy.generation for copy in going] == loose[: len(going)]
+    assert len(going) == min(len(loose), -(-need_bytes // 100))
