@@ -69,6 +69,7 @@ class Flash:
         self.targets = targets
         self.geometry = geometry
         self.nursery = nursery
+        self.is_sole = False  # what is written
         self.code = ErasureCode(geometry.data_count, geometry.parity_count)
         self.seen = Seen()
         self.hedging = Hedging(nursery)
@@ -84,7 +85,9 @@ class Flash:
     async def write(self, key: str, data: bytes, *, generation: int = 1 << 20, without: Sequence[int] = ()) -> Manifest:
         """A copy of an object, one stripe a chunk; the shards `without` are not written."""
         ref = ref_of(key, data)
-        draft = ManifestDraft.of_object(ref, SOURCE_ID, Generation(generation), self.geometry, chunk_bytes=CHUNK_BYTES)
+        draft = ManifestDraft.of_object(
+            ref, SOURCE_ID, Generation(generation), self.geometry, chunk_bytes=CHUNK_BYTES, is_sole=self.is_sole
+        )
         chunks = [data[begin : begin + CHUNK_BYTES] for begin in range(0, len(data), CHUNK_BYTES)]
         stripes = [encode_stripe(chunk, 3, self.code) for chunk in chunks]
         for stripe in stripes:

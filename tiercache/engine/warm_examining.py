@@ -151,6 +151,7 @@ async def examine(manifest: Manifest, files: Sequence[ShardFile], unanswered: se
         if file.size_bytes != expected_bytes:
             condition.blame(file, "truncated" if file.size_bytes < expected_bytes else "too_long")
     await _each(files, partial(_examine_ends, condition))
+    await pace(condition.read_bytes)
     first = 0
     for run in runs(manifest):
         read_before = condition.read_bytes
