@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from tests.tiers.test_target import DEADLINE_SECONDS, until
+from tests.tiers.warm_target import DEADLINE_SECONDS, until
 from tiercache.core.backoff import Backoff
 from tiercache.errors import Unavailable
 from tiercache.tiers.warm.patience import Hung, Patience

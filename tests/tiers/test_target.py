@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import xxhash
 
 from tests.tiers.disks import ext4, fill_up
 from tests.tiers.mirrored import Mirrored, mirrored
+from tests.tiers.warm_target import DEADLINE_SECONDS, Seen, descriptors, hang, opened, recover, run, state, until
 from tiercache.core.health import Usage
 from tiercache.errors import Damaged, NotHeld, TargetFull, Unavailable
 from tiercache.tiers.warm.files import DRAFTS, MARKER, Buffer
@@ -23,39 +23,6 @@ from tiercache.tiers.warm.marking import probe
 from tiercache.tiers.warm.target import Deadlines, Target
 
 DATA = random.Random(5).randbytes(300_000)
-DEADLINE_SECONDS = 10.0
-SHORT = Deadlines(short_seconds=0.2, read_seconds=0.2, write_seconds=0.3, probe_seconds=0.2)
-
-
-class Seen:
-    """An `Observe`."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, int, str]] = []
-
-    def __call__(
-        self, target: str, operation: str, seconds: float, transferred_bytes: int, error: type[BaseException] | None
-    ) -> None:
-        assert seconds >= 0
-        self.calls.append((operation, transferred_bytes, "" if error is None else error.__name__))
-
-
-def make_target(path: Path, *, observe: Seen | None = None, deadlines: Deadlines | None = None) -> Target:
-    return Target(
-        str(path),
-        identity=None,
-        observe=observe if observe is not None else Seen(),
-        deadlines=deadlines if deadlines is not None else Deadlines(),
-        rng=random.Random(1),
-        clock=time.monotonic,
-    )
-
-
-async def opened(path: Path, *, observe: Seen | None = None, deadlines: Deadlines | None = None) -> Target:
-    target = make_target(path, observe=observe, deadlines=deadlines)
-    await target.open(None)
-    assert state(target) == "up", target.detail
-    return target
 
 
 @pytest.fixture
@@ -63,33 +30,7 @@ async def target(tmp_path: Path) -> AsyncIterator[Target]:
     made = await opened(tmp_path / "target")
     yield made
     made.close()
-    assert not _descriptors(tmp_path)
-
-
-def _descriptors(under: Path) -> list[str]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            place = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue
-        if place.startswith(str(under)):
-            found.append(place)
-    return found
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - threads and processes make it true
-            await trio.sleep(0.005)
-
-
-def state(target: Target) -> str:
-    return target.state
-
-
-def run(*command: str | Path) -> None:
-    subprocess.run([str(part) for part in command], check=True, capture_output=True, timeout=30)
+    assert not descriptors(tmp_path)
 
 
 # -- files
@@ -259,7 +200,7 @@ async def test_an_abandoned_draft_leaves_nothing(target: Target) -> None:
     await draft.abandon()
     await draft.abandon()
     assert os.listdir(Path(target.path) / DRAFTS) == []
-    assert not _descriptors(Path(target.path))
+    assert not descriptors(Path(target.path))
     with pytest.raises(Unavailable, match="given up"):
         await draft.commit("packs/name")
 
@@ -312,7 +253,7 @@ async def test_a_caller_that_leaves_takes_its_draft_along(tmp_path: Path) -> Non
         with trio.move_on_after(0.05):
             await draft.append([DATA])
         mirror.work()
-        await until(lambda: os.listdir(mirror.source / DRAFTS) == [] and not _descriptors(mirror.path))
+        await until(lambda: os.listdir(mirror.source / DRAFTS) == [] and not descriptors(mirror.path))
         assert state(target) == "up"
 
 
@@ -362,9 +303,9 @@ async def test_io_errors_make_it_suspect_then_down_and_it_recovers(tmp_path: Pat
 
 async def test_a_hanging_target_costs_one_deadline_and_few_threads(tmp_path: Path) -> None:
     with _mirror(tmp_path) as mirror:
-        target = await opened(mirror.path, deadlines=SHORT)
+        target = await opened(mirror.path)
         await target.put("packs/name", DATA)
-        mirror.fail("hang")
+        hang(mirror, target)
         beats = 0
 
         async def beat() -> None:
@@ -387,26 +328,21 @@ async def test_a_hanging_target_costs_one_deadline_and_few_threads(tmp_path: Pat
         assert beats > 3  # the loop went on
         assert state(target) == "suspect"
         assert target._patience.outstanding_count <= 16 + 4
-        mirror.work()
-        await until(lambda: target._patience.outstanding_count == 0)
-        assert target.probe_due()
-        await target.probe(target.identity)
+        await recover(mirror, target)
         assert state(target) == "up"
         assert await target.read("packs/name", 0, len(DATA)) == DATA
-    assert not _descriptors(mirror.path)
+    assert not descriptors(mirror.path)
 
 
 async def test_probes_of_a_hanging_target_are_bounded_and_it_goes_down(tmp_path: Path) -> None:
     with _mirror(tmp_path) as mirror:
-        target = await opened(mirror.path, deadlines=SHORT)
-        mirror.fail("hang")
+        target = await opened(mirror.path)
+        hang(mirror, target)
         for _ in range(20):
             await target.probe(target.identity)
         assert (target.state, target.detail) == ("down", "does not answer")
         assert target._patience.outstanding_count <= 8
-        mirror.work()
-        await until(lambda: target._patience.outstanding_count == 0)
-        await target.probe(target.identity)
+        await recover(mirror, target)
         assert state(target) == "up"
 
 
@@ -434,23 +370,34 @@ async def test_slow_is_not_dead(tmp_path: Path) -> None:
 
 async def test_a_draft_on_a_target_that_hangs_is_abandoned_without_waiting(tmp_path: Path) -> None:
     with _mirror(tmp_path) as mirror:
-        target = await opened(mirror.path, deadlines=SHORT)
+        target = await opened(mirror.path)
         hung, idle = await target.begin(), await target.begin()
-        mirror.fail("hang")
+        hang(mirror, target)
         buffer = bytearray(DATA)
         with pytest.raises(Unavailable, match="did not answer"):
             await hung.append([buffer])
         began = time.monotonic()
         await hung.abandon()
         await idle.abandon()
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < 0.5
         with pytest.raises(Unavailable, match="given up"):
             await hung.commit("packs/name")
-        mirror.work()
-        await until(lambda: target._patience.outstanding_count == 0)
-        await target.probe(target.identity)  # what was left behind is cleaned up as soon as it is up
-        await until(lambda: os.listdir(mirror.source / DRAFTS) == [] and not _descriptors(mirror.path))
+        await recover(mirror, target)  # what was left behind is cleaned up as soon as it is up
+        await until(lambda: os.listdir(mirror.source / DRAFTS) == [] and not descriptors(mirror.path))
         assert await target.names("packs") == []
+
+
+async def test_a_commit_that_was_given_up_does_not_happen_later(tmp_path: Path) -> None:
+    with _mirror(tmp_path) as mirror:
+        target = await opened(mirror.path)
+        draft = await target.begin()
+        await draft.append([DATA])
+        hang(mirror, target)
+        with pytest.raises(Unavailable, match="did not answer"):
+            await draft.commit("packs/name")
+        await recover(mirror, target)
+        assert await target.names("packs") == []
+        assert os.listdir(mirror.source / DRAFTS) == []
 
 
 @pytest.mark.parametrize("fault", ["EROFS", "EACCES"])
@@ -557,8 +504,8 @@ async def test_nothing_but_not_held_without_a_marker_is_believed(target: Target)
 
 async def test_a_new_mount_is_tried_although_all_threads_hang_in_the_old_one(tmp_path: Path) -> None:
     with _mirror(tmp_path) as mirror:
-        target = await opened(mirror.path, deadlines=SHORT)
-        mirror.fail("hang")
+        target = await opened(mirror.path)
+        hang(mirror, target)
         async with trio.open_nursery() as nursery:
 
             async def read() -> None:
@@ -573,6 +520,7 @@ async def test_a_new_mount_is_tried_although_all_threads_hang_in_the_old_one(tmp
             target.health.probe_at = 0.0
             assert not target.probe_due()
         assert state(target) == "down"
+        target.deadlines = Deadlines()
         with mirrored_again(mirror):
             target.health.probe_at = 0.0
             assert target.probe_due()

@@ -14,13 +14,13 @@ import trio
 
 from tests.tiers.disks import ext4, tmpfs
 from tests.tiers.mirrored import mirrored
-from tests.tiers.test_target import SHORT, run, state, until
+from tests.tiers.warm_target import run, state, until
 from tiercache.core.health import Usage
 from tiercache.errors import SetupError, Unavailable
 from tiercache.tiers.claim import claim
 from tiercache.tiers.warm import marking, targets
 from tiercache.tiers.warm.files import DRAFTS, MARKER
-from tiercache.tiers.warm.target import Target
+from tiercache.tiers.warm.target import Deadlines, Target
 from tiercache.tiers.warm.targets import Targets, open_targets
 
 
@@ -36,10 +36,10 @@ class Place:
     def paths(self, *names: str) -> list[str]:
         return [str(self.path / name) for name in names]
 
-    async def open(self, *names: str) -> Targets:
+    async def open(self, *names: str, deadlines: Deadlines | None = None) -> Targets:
         others = [("hot directory", self.hot), ("replica", self.path / "replica")]
         return await open_targets(
-            self.paths(*names), self.memory, self.path / "mnt", others, deadlines=SHORT, rng=random.Random(1)
+            self.paths(*names), self.memory, self.path / "mnt", others, deadlines=deadlines, rng=random.Random(1)
         )
 
     async def refused(self, *names: str) -> str:
@@ -320,7 +320,7 @@ async def test_a_target_that_hangs_at_the_start_is_down_and_joins_when_it_answer
         mirror.fail("hang")
         other.fail("EIO")
         with trio.fail_after(5):
-            opened = await place.open("a", "b", "c")
+            opened = await place.open("a", "b", "c", deadlines=Deadlines(probe_seconds=0.5))
         assert [target.state for target in opened.all] == ["down", "down", "up"]
         assert "does not answer" in opened.notices[0]
         assert "Input/output error" in opened.notices[1]
@@ -329,6 +329,8 @@ async def test_a_target_that_hangs_at_the_start_is_down_and_joins_when_it_answer
         assert opened.for_shards(b"x" * 20, 3) == [opened.all[2]]
         mirror.work()
         other.work()
+        for target in opened.all:
+            target.deadlines = Deadlines()
         await until(lambda: opened.all[0]._patience.outstanding_count == 0)
         for number in (0, 1):
             await _probe(opened, number)

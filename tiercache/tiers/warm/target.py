@@ -346,9 +346,10 @@ class Target:
 
     # -- for drafts
 
-    async def draft_call(self, operation: str, job: Callable[[], None], transferred_bytes: int) -> None:
+    async def draft_call(self, operation: str, job: Callable[[], None], transferred_bytes: int, unsynced_bytes: int) -> None:
+        """One step of a draft; the last one may have to wait until all of it is written."""
         least_seconds = self.deadlines.short_seconds if operation == "create" else self.deadlines.write_seconds
-        seconds = self._seconds(least_seconds, transferred_bytes)
+        seconds = self._seconds(least_seconds, unsynced_bytes)
         await self._call(operation, job, seconds, transferred_bytes, is_write=True)
 
     async def discard(self, file: DraftFile) -> None:
@@ -412,7 +413,7 @@ class Draft:
         if file is None:
             raise Unavailable(f"warm target {self.target.path}: the draft was given up")
         try:
-            await self.target.draft_call(operation, partial(act, file), length)
+            await self.target.draft_call(operation, partial(act, file), length, self.size_bytes + length)
         except (TierError, trio.Cancelled):
             self._file = None
             if file.give_up():
