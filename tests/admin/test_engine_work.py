@@ -171,6 +171,18 @@ async def test_one_scrub_of_a_tier_at_a_time(tmp_path: Path, cold: MemoryCold) -
         assert warm.repairs == [False, True]
 
 
+async def test_the_same_eviction_is_joined(tmp_path: Path, cold: MemoryCold) -> None:
+    async with engine_on(tmp_path, cold) as mount:
+        await warmed(mount)
+        work = work_on(mount)
+        first = work.evict(EvictRequest([f"{POINT}/d"]))
+        assert work.evict(EvictRequest([f"{POINT}/d"])).job == first.job
+        other = work.evict(EvictRequest([f"{POINT}/e"]))
+        assert (other.joined, other.job) == (False, first.job + 1)
+        assert (await ended(work, first.job)).counts["dropped"] == 2
+        assert not work.evict(EvictRequest([f"{POINT}/d"])).joined
+
+
 async def test_a_job_that_gives_up_says_why(tmp_path: Path, cold: MemoryCold) -> None:
     async with engine_on(tmp_path, cold) as mount:
         work = work_on(mount, FakeWarm())

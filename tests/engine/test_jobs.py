@@ -62,6 +62,8 @@ async def test_one_of_a_kind_is_joined_and_other_terms_are_refused() -> None:
         assert jobs.join("scrub of the hot tier", terms="with --repair") is None
         with pytest.raises(UsageError, match="a scrub of the warm tier with --repair is running"):
             jobs.join("scrub of the warm tier")
+        assert jobs.running("scrub of the warm tier", "with --repair") is job
+        assert jobs.running("scrub of the warm tier", "") is None
         nursery.cancel_scope.cancel()
 
 

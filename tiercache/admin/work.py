@@ -45,8 +45,13 @@ class EngineWork:
             demote: Demote | None = self._needed().demote
         else:
             demote = self._warm.demote if self._warm is not None and request.to is None else None
+        terms = "\0".join([request.to or "", *request.paths])
+        running = self._jobs.running(EVICTION, terms)
+        if running is not None:
+            return _started(running, joined=True)
         progress = EvictProgress()
-        return _started(self._jobs.start(EVICTION, partial(self._evict, request.paths, demote, progress), progress.snapshot))
+        work = partial(self._evict, request.paths, demote, progress)
+        return _started(self._jobs.start(EVICTION, work, progress.snapshot, terms=terms))
 
     def scrub(self, request: ScrubRequest) -> JobStarted:
         progress = ScrubProgress()
@@ -100,7 +105,7 @@ class EngineWork:
         if self._warm is None:
             raise UsageError(
                 "this mount has no warm tier",
-                hint="mount with --warm-target, or set targets in [warm] of the configuration",
+                hint="mount with --warm-target, or name targets in the configuration file",
             )
         return self._warm
 

@@ -50,6 +50,11 @@ class Jobs:
         self._nursery.start_soon(self._run, job, work)
         return job
 
+    def running(self, kind: str, terms: str) -> Job | None:
+        """One of this kind that was started on the same terms."""
+        jobs = (job for job in self._jobs.values() if job.state == "running")
+        return next((job for job in jobs if job.kind == kind and job.terms == terms), None)
+
     def join(self, kind: str, *, terms: str = "") -> Job | None:
         """The job of this kind that runs, of which there is one at a time. Raises UsageError when it runs on other terms."""
         running = next((job for job in self._jobs.values() if job.kind == kind and job.state == "running"), None)

@@ -11,6 +11,7 @@ from tiercache.engine.demotion import Outcome
 from tiercache.engine.progress import RebuildProgress, ScrubProgress
 from tiercache.engine.warmset import WarmSet
 from tiercache.tiers.warm.target import Target
+from tiercache.tiers.warm.targets import MIN_FREE_RATIO
 
 TargetState = Literal["up", "suspect", "down"]
 
@@ -67,7 +68,9 @@ def facts_of(warm: WarmSet) -> WarmFacts:
     return WarmFacts(
         data_shards=warm.geometry.data_count,
         parity_shards=warm.geometry.parity_count,
-        targets=[_facts(target, warm.room.used_bytes(target)) for target in warm.targets.all],
+        targets=[
+            _facts(target, warm.room.used_bytes(target), is_full=warm.targets.lacks_room(target)) for target in warm.targets.all
+        ],
         used_bytes=warm.room.total_bytes,
         capacity_bytes=warm.room.capacity_bytes,
         packs_count=catalogue.packs_count,
@@ -75,17 +78,17 @@ def facts_of(warm: WarmSet) -> WarmFacts:
     )
 
 
-def _facts(target: Target, used_bytes: int | None) -> TargetFacts:
+def _facts(target: Target, used_bytes: int | None, *, is_full: bool) -> TargetFacts:
     is_known = target.state != "down" and target.usage.total_bytes > 0
     return TargetFacts(
         path=target.path,
         uuid=target.uuid.hex(),
         state=target.state,
-        detail=target.detail,
+        detail=f"less than {MIN_FREE_RATIO:.0%} of its file system is free" if is_full else target.detail,
         used_bytes=used_bytes,
         free_bytes=target.usage.free_bytes if is_known else None,
         total_bytes=target.usage.total_bytes if is_known else None,
         errors_count=target.errors_count,
-        is_full=target.is_full,
+        is_full=is_full,
         is_writable=target.is_writable,
     )
