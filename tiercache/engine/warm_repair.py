@@ -28,6 +28,7 @@ from tiercache.core.manifest import Manifest
 from tiercache.core.stripe import Stripe, encode_shard_footer, manifest_path, shard_path
 from tiercache.engine.warm_examining import Condition, Pace, examine, locate, runs, shard_header
 from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
+from tiercache.metrics.tally import RepairOutcome
 from tiercache.tiers.warm.catalogue import MANIFEST_LIMIT_BYTES, read_manifest
 from tiercache.tiers.warm.copies import Copies
 from tiercache.tiers.warm.isal import ErasureCode
@@ -55,7 +56,7 @@ async def _at_once(_read_bytes: int) -> None:
 class Repairs:
     """`done` hears the outcome of each repair that was needed; `pace` is awaited with the bytes that were read."""
 
-    def __init__(self, targets: Targets, copies: Copies, done: Callable[[Outcome], None], *, pace: Pace = _at_once) -> None:
+    def __init__(self, targets: Targets, copies: Copies, done: Callable[[RepairOutcome], None], *, pace: Pace = _at_once) -> None:
         self._targets = targets
         self._copies = copies
         self._done = done

@@ -22,7 +22,7 @@ def controls_of(warm: WarmSet, demotion: Demotion) -> WarmControls:
         facts=lambda: facts_of(warm),
         holds=warm.reads.holds,
         demote=demotion.demote,
-        scrub=warm.scrub,
+        scrub=warm.scrubs.scrub,
         rebuild=Rebuilding(warm).run,
     )
 

@@ -14,8 +14,9 @@ import trio
 
 from tiercache.config import WarmSettings
 from tiercache.core.stripe import Geometry
-from tiercache.engine.progress import ScrubProgress
+from tiercache.engine.warm_repair import Repairs
 from tiercache.engine.warm_room import WarmRoom
+from tiercache.engine.warm_scrubbing import WarmScrub
 from tiercache.metrics.tally import Tally
 from tiercache.tiers.measured import MeasuredTier
 from tiercache.tiers.warm.catalogue import Catalogues
@@ -27,13 +28,22 @@ from tiercache.tiers.warm.targets import Targets, open_targets
 from tiercache.tiers.warm.writing import Staging, Writer, Written
 
 MEMORY = "targets.json"
+CURSOR = "scrub.json"
 STAGING_BYTES = 256 << 20
 
 
 class WarmSet:
     """`tier` reads, `writer` writes; `wish` asks for the repair of a copy that was written without all of its shards."""
 
-    def __init__(self, nursery: trio.Nursery, settings: WarmSettings, targets: Targets, tally: Tally, rng: random.Random) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        settings: WarmSettings,
+        targets: Targets,
+        tally: Tally,
+        cursor_path: Path,
+        rng: random.Random,
+    ) -> None:
         geometry = Geometry(settings.data_shards, settings.parity_shards)
         hedging = Hedging(nursery)
         self.targets = targets
@@ -42,7 +52,9 @@ class WarmSet:
         self.catalogues = Catalogues(targets)
         self.copies = Copies(targets, self.catalogues, hedging, geometry.parity_count)
         self.room = WarmRoom(targets, self.copies, settings.capacity_bytes)
-        observer = _Observer(tally)
+        self.repairs = Repairs(targets, self.copies, tally.repaired)
+        observer = _Observer(tally, self.repairs)
+        self.scrubs = WarmScrub(targets, self.copies, self.repairs, observer, cursor_path, settings.scrub_rate_bytes)
         self.reads = Warm(self.copies, Pieces(targets, hedging, observer), observer)
         self.tier = MeasuredTier(self.reads, tally.requested)
         staging = Staging(STAGING_BYTES)
@@ -52,13 +64,12 @@ class WarmSet:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.targets.run)
             nursery.start_soon(self.catalogues.run)
+            nursery.start_soon(self.repairs.run)
             nursery.start_soon(self.room.run)
 
-    async def scrub(self, repair: bool, progress: ScrubProgress) -> None:
-        raise NotImplementedError
-
     def wish(self, written: Written) -> None:
-        pass
+        manifest = written.manifest
+        self.repairs.wish(Wish(manifest.object_id, manifest.generation, manifest.is_pack))
 
     async def aclose(self) -> None:
         await self.tier.aclose()
@@ -66,23 +77,26 @@ class WarmSet:
 
 
 class _Observer:
-    """What happens in warm reads, counted."""
+    """What happens in warm reads and scrubs: counted, and what is damaged is repaired."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: Tally, repairs: Repairs) -> None:
         self._tally = tally
+        self._repairs = repairs
 
     def degraded(self) -> None:
         self._tally.warm_degraded()
 
     def hedged(self, count: int) -> None:
-        for _ in range(count):
-            self._tally.warm_hedged()
+        self._tally.warm_hedged(count)
+
+    def scrubbed(self, read_bytes: int) -> None:
+        self._tally.warm_scrubbed(read_bytes)
 
     def damaged(self, kind: str) -> None:
-        pass
+        self._tally.warm_damaged(kind)
 
     def wished(self, wish: Wish) -> None:
-        pass
+        self._repairs.wish(wish)
 
 
 async def open_warm(
@@ -98,4 +112,4 @@ async def open_warm(
         return None
     apart = [(what, Path(path)) for what, path in others]
     targets = await open_targets(settings.targets, memory_directory / MEMORY, Path(mountpoint), apart)
-    return WarmSet(nursery, settings, targets, tally, random.Random())
+    return WarmSet(nursery, settings, targets, tally, memory_directory / CURSOR, random.Random())

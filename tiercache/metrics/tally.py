@@ -22,8 +22,6 @@ Demotion = Literal["written", "already", "pack", "failed", "skipped"]
 RepairOutcome = Literal["repaired", "partial", "impossible", "failed"]
 """repaired: whole again; partial: readable, and still less redundant than it should be; impossible: too few pieces are left."""
 
-DamageKind = Literal["bad_piece", "truncated", "missing_shard", "missing_manifest", "bad_manifest"]
-
 
 class Tally:
     """Implements `engine.reader.Observer`, `fuse.operations.Meter` and the callbacks that the daemon hands out."""
@@ -128,8 +126,8 @@ class Tally:
     def warm_degraded(self) -> None:
         self.metrics.warm_degraded_reads.inc()
 
-    def warm_hedged(self) -> None:
-        self.metrics.warm_hedges.inc()
+    def warm_hedged(self, count: int) -> None:
+        self.metrics.warm_hedges.inc(count)
 
     def repaired(self, outcome: RepairOutcome) -> None:
         self._counter(self.metrics.warm_repairs, outcome).inc()
@@ -137,7 +135,7 @@ class Tally:
     def warm_scrubbed(self, count: int) -> None:
         self.metrics.warm_scrubbed_bytes.inc(count)
 
-    def warm_damaged(self, kind: DamageKind, count: int = 1) -> None:
+    def warm_damaged(self, kind: str, count: int = 1) -> None:
         self._counter(self.metrics.warm_damage, kind).inc(count)
 
     # -- for `status`
