@@ -162,8 +162,6 @@ class Targets:
             raise refusals[0]
         await self._remember()
         self.notices = [*self._notices_of_state(), *self._notices_of_sharing()]
-        for notice in self.notices:
-            log.warning("warm_target_notice", notice=notice)
 
     def _twin_of(self, target: Target) -> Target | None:
         """Another one, in use, of the same uuid."""
