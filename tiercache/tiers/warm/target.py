@@ -77,7 +77,8 @@ class Target:
         self.identity = identity
         self.usage = Usage(0, 0)
         self.health = Health(clock())
-        self.estimate = Estimate(clock)
+        self.estimate = Estimate(clock)  # of reads
+        self.create_estimate = Estimate(clock)  # of new drafts: what a write costs at least
         self.deadlines = deadlines
         self._observe = observe
         self._rng = rng
@@ -151,8 +152,9 @@ class Target:
 
     async def begin(self) -> Draft:
         self._require_room()
-        draft = Draft(self)
+        draft, began = Draft(self), self._clock()
         await draft.begin()
+        self.create_estimate.add(self._clock() - began, 0.0, 0)
         return draft
 
     async def put(self, relative: str, data: bytes) -> None:

@@ -17,7 +17,7 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -38,6 +38,7 @@ log = structlog.get_logger()
 TICK_SECONDS = 0.5
 MIN_FREE_RATIO = 0.1
 SLOW_RATIO = 2.0  # times the median latency, from which on a target gets fewer shards
+FAST_SECONDS = 0.005  # differences below that are noise
 
 _ROLE = "warm target"
 _OPTION = "--warm-target"
@@ -87,9 +88,9 @@ class Targets:
     def for_shards(self, object_id: bytes, count: int) -> list[Target]:
         """At most `count` different targets that can take a shard now, best first."""
         fit = {uuid: target for uuid, target in self.by_uuid.items() if self._takes_shards(target)}
-        latencies = [target.latency_seconds for target in fit.values() if target.latency_seconds > 0]
-        usual_seconds = median(latencies) if latencies else 0.0
-        weights = {uuid: target.usage.free_bytes * _speed_ratio(target, usual_seconds) for uuid, target in fit.items()}
+        reads = _speed_ratios({uuid: target.latency_seconds for uuid, target in fit.items()})
+        writes = _speed_ratios({uuid: target.create_estimate.latency_seconds for uuid, target in fit.items()})
+        weights = {uuid: target.usage.free_bytes * min(reads[uuid], writes[uuid]) for uuid, target in fit.items()}
         return [fit[uuid] for uuid in rendezvous(object_id, weights)[:count]]
 
     def _takes_shards(self, target: Target) -> bool:
@@ -251,7 +252,8 @@ def _refuse_places(paths: Sequence[str], others: Sequence[tuple[str, Path]]) -> 
         refuse_storage(home, table)
 
 
-def _speed_ratio(target: Target, usual_seconds: float) -> float:
-    """1 for all that are not much slower than usual, and for what is not known yet."""
-    slowest = SLOW_RATIO * usual_seconds
-    return 1.0 if target.latency_seconds <= slowest else slowest / target.latency_seconds
+def _speed_ratios(latency_seconds: Mapping[bytes, float]) -> dict[bytes, float]:
+    """1 for all that are not much slower than usual, and for what is not known yet (0.0)."""
+    known = [max(each, FAST_SECONDS) for each in latency_seconds.values() if each > 0]
+    slowest = SLOW_RATIO * median(known) if known else FAST_SECONDS
+    return {uuid: 1.0 if each <= slowest else slowest / each for uuid, each in latency_seconds.items()}
