@@ -9,7 +9,9 @@ import pytest
 import trio
 
 from tests.engine.engines import CHUNK_BYTES, DATASET, Mounted, content, engine_on, until
-from tiercache.admin.messages import EvictRequest, JobStatus, ScrubRequest
+from tiercache.admin.answers import Answers
+from tiercache.admin.answers import Mounted as Mount
+from tiercache.admin.messages import EvictRequest, JobStatus, ReadPath, ScrubRequest
 from tiercache.admin.places import Places
 from tiercache.admin.work import EngineWork
 from tiercache.core.record import HotRecord, ObjectRef
@@ -39,12 +41,15 @@ class FakeWarm:
         self.demoted: list[str] = []
         self.may_end = trio.Event()
         self.repairs: list[bool] = []
+        self.is_down = False
 
     def controls(self) -> WarmControls:
         target = TargetFacts("/flash", "ab", "up", "", 1, 2, 3, 0, False, True)
         return WarmControls(lambda: WarmFacts(1, 0, [target]), self.holds, self.demote, self.scrub, self.rebuild)
 
     async def holds(self, ref: ObjectRef) -> bool:
+        if self.is_down:
+            raise Unavailable("only 0 of 1 warm targets answer")
         return ref.key in self.demoted
 
     async def demote(self, records: Sequence[HotRecord], settled: Callable[[HotRecord, Outcome], None]) -> None:
@@ -190,6 +195,42 @@ async def test_a_job_that_gives_up_says_why(tmp_path: Path, cold: MemoryCold) ->
         assert (status.state, status.error, status.hint) == ("failed", "all targets are down", "mount them")
         assert status.counts["copies"] == 7
         assert [target.path for target in work.targets().targets] == ["/flash"]
+
+
+def answers_on(mount: Mounted, warm: FakeWarm) -> Answers:
+    mounted = Mount(
+        mountpoint=POINT,
+        socket="",
+        path=lambda: ReadPath("plain"),
+        native_counts=lambda: None,
+        hot_paths=["/hot"],
+        notices=[],
+        forget_names=lambda _: None,
+        unmount=trio.lowlevel.checkpoint,
+        hand_over=no_successor,
+        supervisor=lambda: None,
+        restarts_count=0,
+        stall_seconds=lambda: None,
+    )
+    return Answers(mount.engine, mount.tally, mounted, single=True, warm=warm.controls())
+
+
+async def no_successor() -> str:
+    raise AssertionError("nobody asked for one")
+
+
+async def test_where_status_and_metrics_know_the_warm_tier(tmp_path: Path, cold: MemoryCold) -> None:
+    warm = FakeWarm()
+    async with engine_on(tmp_path, cold) as mount:
+        await warmed(mount)
+        answers = answers_on(mount, warm)
+        assert (await answers.where(f"{POINT}/e")).residency == ["hot", "cold"]
+        await ended(answers.work, answers.work.evict(EvictRequest([f"{POINT}/e"])).job)
+        assert (await answers.where(f"{POINT}/e")).residency == ["warm", "cold"]
+        warm.is_down = True
+        assert (await answers.where(f"{POINT}/e")).residency == ["cold"]
+        assert answers.status().tiers.warm.state == "ok"
+        assert b'tiercache_target_state{target="/flash"} 2.0' in answers.metrics()
 
 
 async def test_without_a_warm_tier_only_the_hot_one_can_be_asked_for(tmp_path: Path, cold: MemoryCold) -> None:

@@ -50,18 +50,20 @@ def test_evict_of_what_is_not_hot_is_done(control: FakeControl, capsys: pytest.C
 
 def test_a_partial_failure_names_each_and_fails(control: FakeControl, capsys: pytest.CaptureFixture[str]) -> None:
     failures = [failed("fake/x", NotFound("'x' does not exist", hint="list it")), failed("fake/y", HotSick("the disk failed"))]
-    ends(control, counts={"demoted": 2}, failed_count=5, failures=failures)
+    failures.append(failed("/flash/0", HotSick("warm target /flash/0 is down")))
+    ends(control, counts={"demoted": 2}, failed_count=6, failures=failures)
     code, out, err = ran(capsys, "evict", "fake/x", "fake/y")
     assert (code, out) == (1, "3 files, 300 B: 2 written to the warm tier, 1 failed\n")
     assert err.splitlines() == [
         "tiercache: fake/x: 'x' does not exist; list it",
         "tiercache: fake/y: the disk failed",
+        "tiercache: warm target /flash/0 is down",
         "tiercache: and 3 more failures; the log has them",
     ]
     code, out, err = ran(capsys, "evict", "fake/x", "--json")
     document = json.loads(out)
     assert (code, document["error"], document["hint"]) == (1, "fake/x: 'x' does not exist", "list it")
-    assert (document["state"], document["counts"], document["failed_count"]) == ("done", {"demoted": 2}, 5)
+    assert (document["state"], document["counts"], document["failed_count"]) == ("done", {"demoted": 2}, 6)
 
 
 def test_a_job_that_was_given_up_fails(control: FakeControl, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,12 +31,12 @@ from tiercache.admin.places import Places
 from tiercache.admin.warm_answers import gauge_targets, warm_notices, warm_status
 from tiercache.admin.work import EngineWork
 from tiercache.core.pin import outermost
-from tiercache.core.record import Inode, Kind, Pin
+from tiercache.core.record import Inode, Kind, ObjectRef, Pin
 from tiercache.engine.dataset import Dataset
 from tiercache.engine.engine import Engine
 from tiercache.engine.pinning import PinKey, key_of
 from tiercache.engine.warm_controls import WarmControls, WarmFacts
-from tiercache.errors import NotFound, UsageError
+from tiercache.errors import NotFound, TierError, UsageError
 from tiercache.metrics.exporter import render
 from tiercache.metrics.tally import Tally
 
@@ -166,7 +166,7 @@ class Answers:
         hot = self._engine.facts.hot(entry) if is_file else None
         dataset = next(dataset for dataset in self._engine.datasets if dataset.name == entry.dataset)
         replica = is_file and dataset.replica_holds is not None and await dataset.replica_holds(entry.ref)
-        warm = is_file and self._warm is not None and await self._warm.holds(entry.ref)
+        warm = is_file and await self._is_warm(entry.ref)
         residency = []
         if hot is not None:
             residency = ["hot"] * hot.complete + ["replica"] * replica + ["warm"] * warm + ["cold"]
@@ -186,6 +186,15 @@ class Answers:
             replica=replica,
             pin=self._pin_status(pin) if pin else None,
         )
+
+    async def _is_warm(self, ref: ObjectRef) -> bool:
+        """As far as the targets that answer can tell."""
+        if self._warm is None:
+            return False
+        try:
+            return await self._warm.holds(ref)
+        except TierError:
+            return False
 
     async def refresh(self, path: str) -> Refreshed:
         dataset, below = self._places.located(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from tiercache.admin.messages import JobStarted, JobStatus
+from tiercache.admin.messages import Failure, JobStarted, JobStatus
 from tiercache.cli import output
 from tiercache.errors import TiercacheError
 
@@ -40,7 +40,7 @@ def trouble(status: JobStatus) -> TiercacheError | None:
         return TiercacheError(status.error, hint=status.hint)
     if status.failures:
         first = status.failures[0]
-        return TiercacheError(f"{first.path}: {first.error}", hint=first.hint)
+        return TiercacheError(_named(first), hint=first.hint)
     unrepaired_count = status.damaged_count - status.repaired_count
     if unrepaired_count > 0:
         hint = "" if status.repaired_count else "run it again with --repair"
@@ -56,9 +56,13 @@ def conclude(status: JobStatus, *, as_json: bool) -> int:
     if error is None:
         return 0
     for failure in status.failures:
-        output.complaint(f"{failure.path}: {failure.error}" + (f"; {failure.hint}" if failure.hint else ""))
+        output.failure(TiercacheError(_named(failure), hint=failure.hint))
     if status.failed_count > len(status.failures):
         output.complaint(f"and {status.failed_count - len(status.failures)} more failures; the log has them")
     if not status.failures:
         output.failure(error)
     return FAILED
+
+
+def _named(failure: Failure) -> str:
+    return failure.error if failure.path in failure.error else f"{failure.path}: {failure.error}"

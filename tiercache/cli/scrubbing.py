@@ -48,7 +48,8 @@ def rebuild_index(as_json: Json = False, socket: Socket = None) -> int:
         status = follow(client, client.rebuild_index())
     if not as_json and status.state == "done":
         count = status.counts
-        held = f"{count['copies']} objects by themselves, {count['members']} in {count['packs']} packs, {size(status.done_bytes)}"
+        packs = "1 pack" if count["packs"] == 1 else f"{count['packs']} packs"
+        held = f"{count['copies']} objects by themselves, {count['members']} in {packs}, {size(status.done_bytes)}"
         output.line(f"{status.done_count} of {status.total_count} targets: {held}")
     return conclude(status, as_json=as_json)
 

@@ -122,7 +122,7 @@ class ScrubProgress:
 
 @dataclass
 class RebuildProgress:
-    """Of a walk through all targets: the copies that were found there. `total_count` and `done_count` are targets."""
+    """Of a walk through all targets: the copies that were found. `done_count` of `total_count` targets were read to the end."""
 
     total_count: int = 0
     done_count: int = 0

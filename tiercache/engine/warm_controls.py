@@ -54,7 +54,7 @@ Demote = Callable[[Sequence[HotRecord], Callable[[HotRecord, Outcome], None]], A
 
 @dataclass(frozen=True)
 class WarmControls:
-    """`holds` is False also while no target can tell. `scrub(repair, progress)` and `rebuild` may raise a TiercacheError."""
+    """`holds` raises TierError while too few targets can tell, `scrub(repair, progress)` and `rebuild` to give up."""
 
     facts: Callable[[], WarmFacts]
     holds: Callable[[ObjectRef], Awaitable[bool]]
