@@ -88,6 +88,15 @@ async def test_two_nodes_that_mark_at_once_agree(place: Place) -> None:
     assert set(os.listdir(place.path / "shared")) == {MARKER, DRAFTS}
 
 
+async def test_a_marker_that_comes_while_the_directory_is_looked_at_is_believed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuid = (await place.open("shared")).all[0].uuid
+    read, answers = marking._read_marker, [None]
+    monkeypatch.setattr(marking, "_read_marker", lambda root: answers.pop() if answers else read(root))
+    assert (await Place(place.path, "hot2").open("shared")).all[0].uuid == uuid
+
+
 async def test_what_is_not_ours_is_refused_and_stays_as_it_was(place: Place) -> None:
     directory = place.path / "full"
     directory.mkdir()
@@ -402,12 +411,3 @@ async def test_a_target_that_is_much_slower_gets_fewer_shards(place: Place, kind
     firsts = Counter(opened.for_shards(rng.randbytes(20), 1)[0] for _ in range(2000))
     assert 10 < firsts[slow] < 120  # a tenth of the weight of each of the others
     assert set(firsts) == set(opened.all)
-
-
-async def test_rows_for_the_operator(place: Place) -> None:
-    opened = await place.open("a", "missing/b")
-    up, down = opened.described()
-    assert (up.path, up.uuid, up.state, up.detail) == (str(place.path / "a"), opened.all[0].uuid.hex(), "up", "")
-    assert 0 < up.free_bytes < up.total_bytes
-    assert (down.uuid, down.state, down.total_bytes) == ("", "down", 0)
-    assert down.detail

@@ -223,19 +223,21 @@ class DraftFile:
     def commit(self, relative: str) -> None:
         """Durable under the name `relative`, in place of what may have it now."""
         *parents, name = _parts(relative)
-        with self._work(), _made_directory(self._root, parents, relative) as directory:
-            os.fsync(self._file)
-            if self._is_given_up:
-                raise Blocked("the draft was given up")
-            try:
-                os.rename(self._name, name, src_dir_fd=self._drafts, dst_dir_fd=directory)
-            except FileNotFoundError as error:
-                _require_marker(self._root)
-                raise Blocked("the draft was removed by somebody") from error
-            except IsADirectoryError as error:
-                raise Blocked(f"{relative} is a directory") from error
-            sync_directory(directory)
-        self._open.close()
+        with self._work():
+            with _made_directory(self._root, parents, relative) as directory:
+                os.fsync(self._file)
+                if self._is_given_up:
+                    raise Blocked("the draft was given up")
+                try:
+                    os.rename(self._name, name, src_dir_fd=self._drafts, dst_dir_fd=directory)
+                except FileNotFoundError as error:
+                    _require_marker(self._root)
+                    raise Blocked("the draft was removed by somebody") from error
+                except IsADirectoryError as error:
+                    raise Blocked(f"{relative} is a directory") from error
+                sync_directory(directory)
+            self._file = self._root = -1
+            self._open.close()
 
     def mtime_seconds(self) -> float:
         return os.fstat(self._file).st_mtime_ns / 1e9

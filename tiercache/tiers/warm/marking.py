@@ -129,7 +129,10 @@ def _filesystem(root: int, path: str) -> str:
 def _identify(root: int, filesystem: str, remembered: Identity | None) -> tuple[Identity, bool]:
     """Who it is, and whether it was made a target now."""
     known = remembered if remembered is not None and remembered.filesystem == filesystem else None
-    raw = _read_marker(root)
+    raw, names = _read_marker(root), list[str]()
+    if raw is None:
+        names = sorted(filter(_NOT_EMPTY.match, _names(root)))
+        raw = _read_marker(root) if names else None  # another node may be making it a target right now
     if raw is not None:
         found = _decoded(raw, filesystem)
         if found is not None:
@@ -137,7 +140,6 @@ def _identify(root: int, filesystem: str, remembered: Identity | None) -> tuple[
         if known is None:
             raise Foreign(f"its marker {MARKER} is damaged")
         return _mark(root, known, is_damaged=True), True
-    names = sorted(filter(_NOT_EMPTY.match, _names(root)))
     if known is not None and _OURS.issuperset(names):
         return _mark(root, known, is_damaged=False), True
     if remembered is not None and known is None:

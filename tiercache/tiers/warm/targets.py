@@ -21,11 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import structlog
 import trio
 
-from tiercache.core.health import State
 from tiercache.core.placement import rendezvous
 from tiercache.errors import SetupError
 from tiercache.mountinfo import mounts
@@ -42,21 +40,6 @@ FAST_SECONDS = 0.005  # differences below that are noise
 
 _ROLE = "warm target"
 _OPTION = "--warm-target"
-
-
-class Described(msgspec.Struct, frozen=True):
-    """One row of `tiercache targets`. `uuid` is '' when it is not known."""
-
-    path: str
-    uuid: str
-    state: State
-    detail: str
-    free_bytes: int
-    total_bytes: int
-    errors_count: int
-    latency_seconds: float
-    is_full: bool
-    is_writable: bool
 
 
 def _unobserved(target: str, operation: str, seconds: float, transferred_bytes: int, error: type[BaseException] | None) -> None:
@@ -101,23 +84,6 @@ class Targets:
         if target.state == "down":
             return False
         return target.is_full or target.usage.free_bytes < max(1, target.usage.total_bytes * self._min_free_ratio)
-
-    def described(self) -> list[Described]:
-        return [
-            Described(
-                path=target.path,
-                uuid=target.uuid.hex(),
-                state=target.state,
-                detail=target.detail,
-                free_bytes=target.usage.free_bytes,
-                total_bytes=target.usage.total_bytes,
-                errors_count=target.errors_count,
-                latency_seconds=target.latency_seconds,
-                is_full=target.is_full,
-                is_writable=target.is_writable,
-            )
-            for target in self.all
-        ]
 
     async def run(self) -> None:
         """Probe them as each is due, until cancelled."""
