@@ -87,7 +87,7 @@ class _Candidate(NamedTuple):
 class Demotion:
     """`pack_threshold_bytes`: objects up to this size share packs. `busy`: do readers wait for fills?
 
-    `wish` asks for the repair of a copy that lacks shards.
+    `wrote` hears of every copy that was written.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Demotion:
         *,
         pack_threshold_bytes: int,
         busy: Callable[[], bool],
-        wish: Callable[[Written], None],
+        wrote: Callable[[Written], None],
         clock: Callable[[], float],
     ) -> None:
         self._index = index
@@ -118,7 +118,7 @@ class Demotion:
         self._observer = observer
         self._pack_threshold_bytes = pack_threshold_bytes
         self._busy = busy
-        self._wish = wish
+        self._wrote = wrote
         self._clock = clock
         self._under_way: dict[ObjectId, _Candidate] = {}
         self._pack: OrderedDict[ObjectId, _Candidate] = OrderedDict()
@@ -257,11 +257,14 @@ class Demotion:
             settled(record, await self._demote(record))
 
     def _is_small(self, record: HotRecord) -> bool:
-        return record.size_bytes <= min(self._pack_threshold_bytes, record.chunk_bytes)
+        return record.size_bytes <= self._pack_threshold_bytes
 
     def _is_worth_it(self, record: HotRecord) -> bool:
+        """A small object of several chunks, filled when chunks were smaller than packs take, is none that a pack can have."""
+        if record.dataset not in self._datasets or (self._is_small(record) and record.size_bytes > record.chunk_bytes):
+            return False
         is_superseded = self._namespace.is_superseded(record.dataset, record.key, record.version)
-        return record.dataset in self._datasets and worth_demoting(record, is_superseded=is_superseded)
+        return worth_demoting(record, is_superseded=is_superseded)
 
     async def _is_below(self, record: HotRecord) -> Outcome | None:
         """ALREADY when there is a committed copy, SKIPPED when a replica has the bytes, else None."""
@@ -281,7 +284,7 @@ class Demotion:
             if outcome is None:
                 written = await self._write(record)
                 outcome = Outcome.WRITTEN
-                self._note(written)
+                self._wrote(written)
                 self._observer.demoted("written", record.size_bytes, written.stored_bytes)
             else:
                 self._observer.demoted("already" if outcome is Outcome.ALREADY else "skipped")
@@ -337,7 +340,7 @@ class Demotion:
         batches = [self._batch(group) for group in _groups_of(records, PACK_BATCH_BYTES)]
         written = await self._writer.write_pack(batches, self._calm)
         packed = {written.manifest.member_id(number) for number in range(written.manifest.stripes_count)}
-        self._note(written)
+        self._wrote(written)
         members = [record for record in records if record.object_id in packed]
         for number, record in enumerate(members):
             self._observer.demoted("pack", record.size_bytes, 0 if number else written.stored_bytes)
@@ -377,11 +380,6 @@ class Demotion:
             self._rests_until = trio.current_time() + REST_SECONDS
             self._outgoing.close()
         return Outcome.FAILED
-
-    def _note(self, written: Written) -> None:
-        self._copies.add(written.manifest)
-        if written.missing_count:
-            self._wish(written)
 
     # -- what the index does not say
 

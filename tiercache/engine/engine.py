@@ -110,7 +110,7 @@ class Engine:
                 tally,
                 pack_threshold_bytes=warm.pack_threshold_bytes,
                 busy=lambda: self.filler.running_count > 0,
-                wish=warm.wish,
+                wrote=warm.wrote,
                 clock=clock,
             )
             self.warm_controls = controls_of(warm, self.demotion)

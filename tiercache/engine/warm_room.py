@@ -72,12 +72,16 @@ class WarmRoom:
                 await trio.sleep(LOOK_SECONDS)
                 if need_bytes := self._excess_bytes():
                     await self.make_room(need_bytes)
+                    await self._count_all()
 
     async def _keep_counting(self) -> None:
         while True:
-            for target in self._targets.all:
-                await self.count(target)
+            await self._count_all()
             await trio.sleep(COUNT_SECONDS)
+
+    async def _count_all(self) -> None:
+        for target in self._targets.all:
+            await self.count(target)
 
     async def count(self, target: Target) -> None:
         """Add up what lies on a target. What cannot be looked at is left as it was counted before."""

@@ -42,7 +42,8 @@ class Rebuilding:
                 await self._walk(target, seen, progress)
             except TierError as error:
                 progress.failures.add(target.path, error)
-            progress.done_count += 1
+            else:
+                progress.done_count += 1
 
     async def _walk(self, target: Target, seen: set[tuple[ObjectId, Generation]], progress: RebuildProgress) -> None:
         for directory in ["packs", *(f"manifests/{fan_out}" for fan_out in await target.names("manifests"))]:

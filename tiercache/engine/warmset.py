@@ -33,7 +33,7 @@ STAGING_BYTES = 256 << 20
 
 
 class WarmSet:
-    """`tier` reads, `writer` writes; `wish` asks for the repair of a copy that was written without all of its shards."""
+    """`tier` reads, `writer` writes, and `wrote` is to be told what was written."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class WarmSet:
         self.repairs = Repairs(targets, self.copies, tally.repaired)
         observer = _Observer(tally, self.repairs)
         self.scrubs = WarmScrub(targets, self.copies, self.repairs, observer, cursor_path, settings.scrub_rate_bytes)
-        self.reads = Warm(self.copies, Pieces(targets, hedging, observer), observer)
+        pieces = Pieces(targets, hedging, observer)
+        self.reads = Warm(self.copies, pieces, observer, pack_threshold_bytes=settings.pack_threshold_bytes)
         self.tier = MeasuredTier(self.reads, tally.requested)
         staging = Staging(STAGING_BYTES)
         self.writer = Writer(targets, geometry, zstd_level=settings.zstd_level, staging=staging, clock=time.time, rng=rng)
@@ -67,9 +68,13 @@ class WarmSet:
             nursery.start_soon(self.repairs.run)
             nursery.start_soon(self.room.run)
 
-    def wish(self, written: Written) -> None:
+    def wrote(self, written: Written) -> None:
+        """This node has written a copy; one that lacks shards is to be repaired."""
         manifest = written.manifest
-        self.repairs.wish(Wish(manifest.object_id, manifest.generation, manifest.is_pack))
+        self.copies.add(manifest)
+        self.room.wrote(manifest, written.stored_bytes)
+        if written.missing_count:
+            self.repairs.wish(Wish(manifest.object_id, manifest.generation, manifest.is_pack))
 
     async def aclose(self) -> None:
         await self.tier.aclose()

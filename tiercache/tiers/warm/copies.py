@@ -123,14 +123,19 @@ class Copies:
         self._absent.clear()
         self.catalogues.clear()
 
-    async def find(self, object_id: ObjectId) -> list[Copy]:
-        """All copies known, smallest generation first. Raises Unavailable when too few targets answer to know of none."""
+    async def find(self, object_id: ObjectId, *, in_packs_only: bool = False) -> list[Copy]:
+        """All copies known, smallest generation first. Raises Unavailable when too few targets answer to know of none.
+
+        `in_packs_only`: an object of this size has no copy of its own; then nobody is asked.
+        """
         while True:
             if kept := self._kept.get(object_id):
                 self._kept.move_to_end(object_id)
                 return list(kept)
             if packed := await self._packed(object_id):
                 return packed
+            if in_packs_only:
+                return []
             absent_until = self._absent.get(object_id)
             if absent_until is not None and self._clock() < absent_until:
                 return []

@@ -42,7 +42,10 @@ CODES_COUNT = 8
 
 
 class Warm:
-    """A `Tier` over warm copies. Used on the event loop only."""
+    """A `Tier` over warm copies. Used on the event loop only.
+
+    Objects of up to `pack_threshold_bytes`, which is the same on all nodes, are in packs: the catalogues in memory know all of them.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Warm:
         pieces: Pieces,
         observer: Observer,
         *,
+        pack_threshold_bytes: int = 0,
         working_bytes: int = WORKING_BYTES,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
@@ -57,6 +61,7 @@ class Warm:
         self._copies = copies
         self._pieces = pieces
         self._observer = observer
+        self._pack_threshold_bytes = pack_threshold_bytes
         self._working = Staging(working_bytes)
         self._kept = Kept(kept_bytes)
         self._reading: dict[Key, trio.Event] = {}
@@ -103,7 +108,7 @@ class Warm:
 
     async def _fitting(self, ref: ObjectRef) -> list[Copy]:
         fitting = []
-        for copy in await self._copies.find(ref.object_id):
+        for copy in await self._copies.find(ref.object_id, in_packs_only=ref.size_bytes <= self._pack_threshold_bytes):
             try:
                 if copy.has(ref):
                     fitting.append(copy)
