@@ -44,7 +44,8 @@ CODES_COUNT = 8
 class Warm:
     """A `Tier` over warm copies. Used on the event loop only.
 
-    Objects of up to `pack_threshold_bytes`, which is the same on all nodes, are in packs: the catalogues in memory know all of them.
+    Objects of up to `pack_threshold_bytes`, which is the same on all nodes, are in packs: the catalogues in memory know all of
+    them.
     """
 
     def __init__(
