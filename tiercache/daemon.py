@@ -253,7 +253,7 @@ class Daemon:
                 path=lambda: ReadPath(self._path.kind, self._path.reason),
                 native_counts=lambda: None if self._native is None else self._native.counts(),
                 hot_paths=self._hot.paths,
-                notices=[*self._hot.notices, *(self._warm.targets.notices if self._warm is not None else ())],
+                notices=[*self._hot.notices, *(self._warm.targets.sharing if self._warm is not None else ())],
                 forget_names=session.forget_names,
                 unmount=self._unmount,
                 hand_over=self._hand_over,
@@ -279,7 +279,7 @@ class Daemon:
                     raise
                 report(StartReport(ready=answers.status()))
                 notify("READY=1")
-                log.info("mounted", mountpoint=self._point, hot=self._hot.paths, notices=self._hot.notices)
+                log.info("mounted", mountpoint=self._point, hot=self._hot.paths, notices=answers.status().notices)
             if not self._leaves_mount:
                 self._let_go()
             nursery.cancel_scope.cancel()

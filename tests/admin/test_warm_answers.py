@@ -73,8 +73,8 @@ def test_what_is_wrong_with_a_target_is_a_notice() -> None:
     odd = dataclasses.replace(UP, path="/flash/9", is_full=True)
     bad = dataclasses.replace(facts.targets[1], detail="not mounted")
     assert list(warm_notices(dataclasses.replace(facts, targets=[facts.targets[0], bad, odd]))) == [
-        "warm target /flash/1 is down: not mounted",
-        "warm target /flash/9 is full",
+        "warm target /flash/1 is down: not mounted; it is used as soon as it can be",
+        "warm target /flash/9 is full; it is used as soon as it can be",
     ]
     assert list(warm_notices(None)) == []
 

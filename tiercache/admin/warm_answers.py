@@ -53,7 +53,8 @@ def warm_notices(facts: WarmFacts | None) -> Iterable[str]:
     for target in facts.targets if facts is not None else ():
         if target.state != "up" or target.is_full or not target.is_writable:
             state = "full" if target.is_full else "read-only" if target.state == "up" else target.state
-            yield f"warm target {target.path} is {state}" + (f": {target.detail}" if target.detail else "")
+            detail = f": {target.detail}" if target.detail else ""
+            yield f"warm target {target.path} is {state}{detail}; it is used as soon as it can be"
 
 
 def gauge_targets(metrics: Metrics, facts: WarmFacts) -> None:

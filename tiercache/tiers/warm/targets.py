@@ -47,11 +47,12 @@ def _unobserved(target: str, operation: str, seconds: float, transferred_bytes: 
 
 
 class Targets:
-    """`all` in the order of the configuration. `notices` are for the operator, as of the start."""
+    """`all` in the order of the configuration. `notices` are for the operator, as of the start; of them `sharing` last."""
 
     def __init__(self, targets: Sequence[Target], memory_path: Path, memory: dict[str, Identity], min_free_ratio: float) -> None:
         self.all = tuple(targets)
         self.notices: list[str] = []
+        self.sharing: list[str] = []
         self._memory_path = memory_path
         self._memory = memory
         self._min_free_ratio = min_free_ratio
@@ -128,7 +129,8 @@ class Targets:
         if refusals:
             raise refusals[0]
         await self._remember()
-        self.notices = [*self._notices_of_state(), *self._notices_of_sharing()]
+        self.sharing = self._notices_of_sharing()
+        self.notices = [*self._notices_of_state(), *self.sharing]
 
     def _twin_of(self, target: Target) -> Target | None:
         """Another one, in use, of the same uuid."""
