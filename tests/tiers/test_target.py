@@ -6,7 +6,8 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -553,3 +554,73 @@ async def test_probes_know_the_target_by_its_marker(target: Target) -> None:
     assert found.identity == target.identity
     assert (found.was_marked, found.writing) == (False, "done")
     assert isinstance(found.usage, Usage)
+
+
+class Worker:
+    """Writes files of random content by random ways, and remembers which of them it was told are durable."""
+
+    def __init__(self, target: Target, number: int) -> None:
+        self.target = target
+        self.number = number
+        self.rng = random.Random(number)
+        self.durable: dict[str, bytes] = {}
+        self.attempts_count = 0
+
+    async def work(self) -> None:
+        while True:
+            with trio.move_on_after(self.rng.choice((0.01, 0.05, 10.0))):
+                with suppress(Unavailable, TargetFull):
+                    await self._one()
+            await trio.lowlevel.checkpoint()
+
+    async def _one(self) -> None:
+        self.attempts_count += 1
+        name = f"shards/{self.rng.randrange(16):03x}/{self.number}.{self.attempts_count}"
+        data = self.rng.randbytes(self.rng.randint(1, 50_000))
+        if self.rng.random() < 0.3:
+            await self.target.put(name, data)
+        elif self.durable and self.rng.random() < 0.5:
+            known, expected = self.rng.choice(list(self.durable.items()))
+            assert await self.target.read(known, 0, len(expected)) == expected
+            return
+        else:
+            draft = await self.target.begin()
+            await draft.append([data[:1000], data[1000:]])
+            if self.rng.random() < 0.2:
+                await draft.abandon()
+                return
+            await draft.commit(name)
+        self.durable[name] = data
+
+
+def _attempts_count(workers: list[Worker]) -> int:
+    return sum(worker.attempts_count for worker in workers)
+
+
+def _have_attempted(workers: list[Worker], count: int) -> bool:
+    return _attempts_count(workers) >= count
+
+
+async def test_whatever_fails_what_was_committed_is_there_and_every_descriptor_is_closed(tmp_path: Path) -> None:
+    rng = random.Random(21)
+    with _mirror(tmp_path) as mirror:
+        target = await opened(mirror.path)
+        hang(mirror, target)
+        workers = [Worker(target, number) for number in range(6)]
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(worker.work)
+            for fault in ("", *rng.choices(["", "EIO", "hang", "ENOSPC", "EROFS", "EACCES"], k=24), ""):
+                mirror.fail(fault)
+                with trio.move_on_after(0.3):  # enough attempts, or all of them hang
+                    await until(partial(_have_attempted, workers, _attempts_count(workers) + rng.randint(1, 40)))
+                await target.probe(target.identity)
+            nursery.cancel_scope.cancel()
+        await recover(mirror, target)
+        await recover(mirror, target)
+        assert state(target) == "up"
+        await until(lambda: not descriptors(mirror.path))
+        assert sum(len(worker.durable) for worker in workers) > 20
+        for worker in workers:
+            for name, data in worker.durable.items():
+                assert await target.read_whole(name, 1 << 20) == data
