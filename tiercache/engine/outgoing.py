@@ -2,8 +2,8 @@
 
 Demotion works ahead of need (`engine/demotion.py`), so that who makes room for a fill finds enough here and waits for nothing.
 Otherwise he waits: a reader that is slowed down to the speed of the warm tier is better off than the next one, who would fetch
-from the cold store what was dropped. He waits only as long as demotion gets on, and never longer than WAIT_SECONDS; then copies
-go that are nowhere but cold. Used on the event loop only.
+from the cold store what was dropped. He waits WAIT_SECONDS at most; then copies go that are nowhere but cold, and nobody else
+waits until demotion has got on. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Outgoing:
         self._wanted_bytes = [0] * directories_count
         self._wanted_since = [0.0] * directories_count
         self._is_open = False
+        self._is_stalled = False
         self._changed = trio.Event()
         self._wanted = trio.Event()
 
@@ -43,6 +44,7 @@ class Outgoing:
 
     def put(self, directory: int, victim: Evict) -> None:
         before = self._ready[directory].pop(victim.object_id, None)
+        self._is_stalled = False
         self._ready_bytes[directory] += victim.held_bytes - (before.held_bytes if before else 0)
         self._ready[directory][victim.object_id] = victim
         self._change()
@@ -76,17 +78,18 @@ class Outgoing:
     async def take(self, directory: int, need_bytes: int, is_in_use: Callable[[ObjectId], bool]) -> list[Evict]:
         """Victims of about `need_bytes`; none when there are none and none will come soon. What is in use is left out."""
         taken = self._take(directory, need_bytes, is_in_use)
-        if taken or not self._is_open:
+        if taken or not self._is_open or self._is_stalled:
             return taken
         self._wanted_bytes[directory] = need_bytes
         self._wanted_since[directory] = trio.current_time()
         wanted, self._wanted = self._wanted, trio.Event()
         wanted.set()
-        with trio.move_on_after(WAIT_SECONDS):
+        with trio.move_on_after(WAIT_SECONDS) as waiting:
             while self._is_open and self._wanted_bytes[directory] and not taken:
                 await self._changed.wait()
                 taken = self._take(directory, need_bytes, is_in_use)
         self._wanted_bytes[directory] = 0
+        self._is_stalled = waiting.cancelled_caught and not taken
         return taken
 
     def _take(self, directory: int, need_bytes: int, is_in_use: Callable[[ObjectId], bool]) -> list[Evict]:
