@@ -116,13 +116,28 @@ async def test_slow_is_not_dead(autojump_clock: MockClock) -> None:
         assert len(race.answers) == 2
 
 
-async def test_one_answer_may_suffice(autojump_clock: MockClock) -> None:
+async def test_in_order_one_answer_may_end_it(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         script = Scripted(Hedging(nursery))
         asks = [script.ask(0, 3.0), script.ask(1, 0.001), script.ask(2, 3.0)]
-        race = await script.hedging.gather(asks, 3, suffices=bool)
+        race = await script.hedging.in_order(asks, 3, lambda race: bool(race.answers))
         assert set(race.answers) == {1}
         nursery.cancel_scope.cancel()
+
+
+async def test_in_order_who_lags_is_asked_with_the_next_beside(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        script = Scripted(Hedging(nursery))
+        asks = [script.ask(0, 1.5), *(script.ask(number, 0.005) for number in range(1, 6))]
+        for _ in range(2):
+            script.asked.clear()
+            began = trio.current_time()
+            race = await script.hedging.in_order(asks, 3, lambda race: len(race.answers) >= 3)
+            assert set(race.answers) == {1, 2, 3}
+            assert sorted(script.asked) == [0, 1, 2, 3]
+        assert trio.current_time() - began == pytest.approx(0.005)
+        race = await script.hedging.in_order(asks, 3, lambda race: len(race.answers) >= 4)
+        assert set(race.answers) == {0, 1, 2, 3}  # a late answer is waited for where it matters
 
 
 async def test_deadlines() -> None:

@@ -26,7 +26,7 @@ from tiercache.core.record import ObjectId, ObjectRef
 from tiercache.core.stripe import Generation, fan_out, parse_manifest_name
 from tiercache.errors import Unavailable
 from tiercache.tiers.warm.catalogue import Catalogues, read_manifest
-from tiercache.tiers.warm.hedging import Ask, Hedging
+from tiercache.tiers.warm.hedging import Ask, Hedging, Race
 from tiercache.tiers.warm.target import Target
 from tiercache.tiers.warm.targets import Targets
 
@@ -123,10 +123,11 @@ class Copies:
         self._absent.clear()
         self.catalogues.clear()
 
-    async def find(self, object_id: ObjectId, *, in_packs_only: bool = False) -> list[Copy]:
+    async def find(self, object_id: ObjectId, *, in_packs_only: bool = False, ask_all: bool = False) -> list[Copy]:
         """All copies known, smallest generation first. Raises Unavailable when too few targets answer to know of none.
 
-        `in_packs_only`: an object of this size has no copy of its own; then nobody is asked.
+        `in_packs_only`: an object of this size has no copy of its own; then nobody is asked. `ask_all`: not only until one target
+        names a copy, for those that were found could not be read.
         """
         while True:
             if kept := self._kept.get(object_id):
@@ -144,7 +145,7 @@ class Copies:
             await event.wait()
         event = self._looking[object_id] = trio.Event()
         try:
-            return await self._look_up(object_id)
+            return await self._look_up(object_id, ask_all)
         finally:
             del self._looking[object_id]
             event.set()
@@ -165,14 +166,21 @@ class Copies:
                 found.append(msgspec.structs.replace(copy, member_number=number))
         return found
 
-    async def _look_up(self, object_id: ObjectId) -> list[Copy]:
+    async def _look_up(self, object_id: ObjectId, ask_all: bool) -> list[Copy]:
         order = self._targets.ordered(object_id)
         asks = [
             Ask(number, target, target.read_seconds(0), partial(self._generations, target, object_id))
             for number, target in enumerate(order)
         ]
-        wanted_count = min(self._parity_count + 1, len(order))
-        race = await self._hedging.gather(asks, wanted_count, suffices=bool)
+        wanted_count = len(order) if ask_all else min(self._parity_count + 1, len(order))
+
+        def is_over(race: Race[frozenset[Generation]]) -> bool:
+            """Somebody has it, or enough say no and too few are silent to have it."""
+            silent_count = len(race.out) + len(race.failures)
+            says_no = len(race.answers) >= wanted_count and (not race.out or silent_count <= self._parity_count)
+            return says_no or (not ask_all and any(race.answers.values()))
+
+        race = await self._hedging.in_order(asks, wanted_count, is_over)
         generations = sorted(set().union(*race.answers.values()))
         first = [race.who[number] for number, answer in race.answers.items() if answer]
         ordered = [*first, *(target for target in order if target not in first)]
@@ -180,7 +188,7 @@ class Copies:
         for generation in generations:
             if (copy := await self._read(object_id, generation, ordered, is_pack=False)) is not None:
                 found.append(copy)
-        if not found and len(race.answers) < wanted_count:
+        if not found and not is_over(race):
             raise Unavailable(f"only {len(race.answers)} of {len(order)} warm targets answer")
         if not found:
             self._absent[object_id] = self._clock() + ABSENT_SECONDS

@@ -101,39 +101,62 @@ class Hedging:
         wanted_count: int,
         *,
         have: Mapping[int, T] | None = None,
-        suffices: Callable[[T], bool] | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> Race[T]:
         """Ask in the given order, those that lag last, until there are answers to `wanted_count` numbers or nobody is left.
 
-        `suffices`: one such answer ends it. `have` are answers from before. Raises nothing: the race tells what is lacking.
+        `have` are answers from before. Raises nothing: the race tells what is lacking.
         """
         race: Race[T] = Race(have or {})
-        waiting = deque(sorted((ask for ask in asks if not self.is_stuck(ask.target)), key=lambda ask: self.lags(ask.target)))
+        waiting = sorted((ask for ask in asks if not self.is_stuck(ask.target)), key=lambda ask: self.lags(ask.target))
+        await self._run_race(race, waiting, wanted_count, lambda race: len(race.answers) >= wanted_count, patience_seconds)
+        return race
+
+    async def in_order(self, asks: Sequence[Ask[T]], wanted_count: int, is_over: Callable[[Race[T]], bool]) -> Race[T]:
+        """Ask strictly in the given order, so that all that were not asked come behind those that were, until `is_over`.
+
+        Those that lag are asked with the next one beside them. Who is stuck counts as failed.
+        """
+        race: Race[T] = Race({})
+        for ask in asks:
+            if self.is_stuck(ask.target):
+                race.failures.append((ask.number, ask.target, Unavailable(f"warm target {ask.target.path} does not answer")))
+        waiting = [ask for ask in asks if not self.is_stuck(ask.target)]
+        await self._run_race(race, waiting, wanted_count, is_over, PATIENCE_SECONDS)
+        return race
+
+    async def _run_race(
+        self,
+        race: Race[T],
+        asks: Sequence[Ask[T]],
+        wanted_count: int,
+        is_over: Callable[[Race[T]], bool],
+        patience_seconds: float,
+    ) -> None:
+        waiting = deque(asks)
         give_up_at = trio.current_time() + patience_seconds
-        while (needed := wanted_count - len(race.answers)) > 0:
-            if suffices is not None and any(map(suffices, race.answers.values())):
-                break
+        while not is_over(race):
+            needed = wanted_count - len(race.answers)
             now = trio.current_time()
             on_time = sum(out.late_at > now for out in race.out)
             while waiting and on_time < needed:
                 race.hedges_count += on_time < len(race.out)
-                self._start(race, waiting.popleft())
+                out = self._start(race, waiting.popleft())
                 give_up_at = now + patience_seconds
-                on_time += 1
+                on_time += out.late_at > now
             if not race.out or now >= give_up_at:
                 break
             until = min((out.late_at for out in race.out if out.late_at > now), default=give_up_at) if waiting else give_up_at
             race.changed = trio.Event()
             with trio.move_on_at(until):
                 await race.changed.wait()
-        return race
 
-    def _start(self, race: Race[T], ask: Ask[T]) -> None:
-        out = _Out(ask.target, trio.current_time(), ask.deadline_seconds)
+    def _start(self, race: Race[T], ask: Ask[T]) -> _Out:
+        out = _Out(ask.target, trio.current_time(), 0.0 if self.lags(ask.target) else ask.deadline_seconds)
         race.out.add(out)
         self._out.setdefault(ask.target.path, set()).add(out)
         self._nursery.start_soon(self._run, race, ask, out)
+        return out
 
     async def _run(self, race: Race[T], ask: Ask[T], out: _Out) -> None:
         try:

@@ -84,8 +84,8 @@ class Warm:
         assert length > 0
         assert offset + length <= ref.size_bytes
         at_start = sink.received_bytes
-        for _ in range(2):
-            copies = await self._fitting(ref)
+        for is_again in (False, True):
+            copies = await self._fitting(ref, ask_all=is_again)
             failure: TierError | None = None
             for copy in copies:
                 done = sink.received_bytes - at_start
@@ -107,9 +107,10 @@ class Warm:
         self._closed = True
         self._kept.clear()
 
-    async def _fitting(self, ref: ObjectRef) -> list[Copy]:
+    async def _fitting(self, ref: ObjectRef, *, ask_all: bool = False) -> list[Copy]:
         fitting = []
-        for copy in await self._copies.find(ref.object_id, in_packs_only=ref.size_bytes <= self._pack_threshold_bytes):
+        in_packs_only = ref.size_bytes <= self._pack_threshold_bytes
+        for copy in await self._copies.find(ref.object_id, in_packs_only=in_packs_only, ask_all=ask_all):
             try:
                 if copy.has(ref):
                     fitting.append(copy)
