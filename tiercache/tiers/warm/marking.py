@@ -10,7 +10,9 @@ target, and a missing one is made at all, in two cases only:
 
 Empty and on another file system than remembered means that something is not mounted. Nothing is written there.
 
-A file system is known by its id (f_fsid of statfs). Where it has none (NFS, FUSE) type and source of the mount stand for it.
+A file system is known by its id (f_fsid of statfs). Where it has none (NFS, FUSE) type and source of the mount stand for it. XFS
+makes it from the device number, which a reboot may change: a target is then still known by its marker, but one that was emptied
+stays down until what is remembered of it is deleted.
 
 Of two nodes that make the same directory a target at once one wins: the marker is linked into place. Where there are no hard
 links it is renamed, the last one wins, and the other node hears of it with its next probe, which takes whatever valid
