@@ -14,10 +14,10 @@ from tiercache.config import WarmSettings
 from tiercache.core.record import HotRecord
 from tiercache.engine.demotion import Outcome
 from tiercache.engine.progress import ScrubProgress
-from tiercache.engine.warm_repair import Repairs
 from tiercache.engine.warm_scrubbing import WarmScrub
 from tiercache.engine.warmset import WarmSet
 from tiercache.errors import Unavailable
+from tiercache.index.memory import MemoryIndex
 from tiercache.tiers.faulty import Fault, Faulty
 from tiercache.tiers.memory import MemoryCold
 
@@ -59,16 +59,14 @@ class Node:
         self.mount = mount
         self.warm: WarmSet = mount.engine.warm
         self.faults = faults
-        self.outcomes: list[str] = []
-        self.repairs = Repairs(self.warm.targets, self.warm.copies, self.outcomes.append)
         self.cursor = home / CURSOR
 
-    async def demote(self) -> dict[str, Outcome]:
-        """Everything that is hot; what became of each, by key."""
-        outcomes: dict[str, Outcome] = {}
+    async def demote(self) -> dict[tuple[str, str], Outcome]:
+        """Everything that is hot; what became of each, by key and version."""
+        outcomes: dict[tuple[str, str], Outcome] = {}
 
         def settled(record: HotRecord, outcome: Outcome) -> None:
-            outcomes[record.key] = outcome
+            outcomes[record.key, record.version] = outcome
 
         assert self.mount.engine.demotion is not None
         await self.mount.settled()
@@ -83,7 +81,7 @@ class Node:
     async def scrub(self, *, repair: bool) -> ScrubProgress:
         """A pass that takes nothing for young."""
         progress = ScrubProgress()
-        scrub = WarmScrub(self.warm.targets, self.warm.copies, self.repairs, Scrubbed(), self.cursor, 0, grace_seconds=0.0)
+        scrub = WarmScrub(self.warm.targets, self.warm.copies, self.warm.repairs, Scrubbed(), self.cursor, 0, grace_seconds=0.0)
         await scrub.scrub(repair, progress)
         return progress
 
@@ -96,7 +94,13 @@ class Node:
 
 @asynccontextmanager
 async def node_on(
-    home: Path, targets: Sequence[Path], store: MemoryCold, geometry: str = "4+2", *, faults: Unreadable | None = None
+    home: Path,
+    targets: Sequence[Path],
+    store: MemoryCold,
+    geometry: str = "4+2",
+    *,
+    faults: Unreadable | None = None,
+    index: MemoryIndex | None = None,
 ) -> AsyncIterator[Node]:
     """A node whose own directories lie in `home`. Chunks and packs are small, so that small objects meet what large ones do."""
     await trio.Path(home).mkdir(exist_ok=True)
@@ -109,7 +113,8 @@ async def node_on(
         zstd_level=1,
         pack_threshold_bytes=PACKED_BYTES,
     )
-    async with engine_on(home, Faulty(store, faults), warm=settings, numbers=limits(CHUNK_BYTES), ttl_seconds=0.0) as mount:
+    cold, numbers = Faulty(store, faults), limits(CHUNK_BYTES)
+    async with engine_on(home, cold, index=index, warm=settings, numbers=numbers, ttl_seconds=0.0) as mount:
         node = Node(mount, home, faults)
         await node.warm.catalogues.refresh()
         yield node

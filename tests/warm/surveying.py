@@ -96,6 +96,12 @@ class Survey:
         wrong += [f"{name[0].hex()}: several generations" for name in names if sum(other[0] == name[0] for other in names) > 1]
         return wrong
 
+    def pass_over_unidentifiable(self) -> None:
+        """Copies of which no manifest is left: nobody can say what they are, or that they are not needed, so they stay."""
+        lost = {path.name for path in self.torn_manifests if parse_manifest_name(path.name) not in self.copies}
+        self.torn_manifests = [path for path in self.torn_manifests if path.name not in lost]
+        self.unreferenced = [path for path in self.unreferenced if path.name.rpartition(".")[0] not in lost]
+
     def contents(self) -> dict[tuple[str, str], bytes]:
         """(key, version) -> bytes of everything that is there. Raises Damaged."""
         found = {}

@@ -19,6 +19,7 @@ from tests.warm.contents import CONTENTS, Store, store_of
 from tests.warm.damage import damage
 from tests.warm.nodes import CURSOR, Node, Unreadable, node_on
 from tests.warm.surveying import survey
+from tests.warm.unsynced import Unsynced
 from tiercache.engine.demotion import Outcome
 from tiercache.tiers.warm import files
 
@@ -63,16 +64,6 @@ def dying() -> Iterator[Dying]:
     made = Dying()
     yield made
     made.close()
-
-
-class Unsynced:
-    """The module `os` without syncing: no machine goes down here."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(os, name)
-
-    def fsync(self, file: int) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)

@@ -83,6 +83,14 @@ class Condition:
         if number is not None:
             self._bad_pieces.add((*file.key, number))
 
+    def mended(self, index: int, target: Target) -> None:
+        """There is a right file of the shard now."""
+        file = ShardFile(index, target, self.manifest.shard_bytes())
+        self._bad_files.discard(file.key)
+        self._bad_pieces = {piece for piece in self._bad_pieces if piece[:2] != file.key}
+        if all(other.key != file.key for other in self.files):
+            self.files.append(file)
+
     def good(self, index: int) -> list[Target]:
         """Those whose file is right from its first to its last byte."""
         return [

@@ -135,10 +135,11 @@ class Repairs:
             for index, target in rebuilt.items():
                 await target.remove(shard_path(manifest.object_id, manifest.generation, index))
             raise
+        for index, target in rebuilt.items():
+            condition.mended(index, target)
         if rebuilt or is_changed:
             self._copies.add(desired)
-        has_all = all(index in rebuilt or condition.good(index) for index in range(manifest.geometry.shards_count))
-        if not has_all:
+        if not condition.is_whole:
             return "partial"
         return "repaired" if rebuilt or is_changed else "whole"
 

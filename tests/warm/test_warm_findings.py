@@ -1,0 +1,74 @@
+"""What the model and the kills have found once."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.engine.engines import content
+from tests.warm.damage import flip
+from tests.warm.nodes import CHUNK_BYTES, Node, node_on
+from tests.warm.surveying import Seen, Survey, survey
+from tests.warm.trouble import Weather
+from tiercache.engine.demotion import Outcome
+from tiercache.tiers.memory import MemoryCold
+
+LARGE = content(1, 2 * CHUNK_BYTES + 5)
+
+
+@pytest.fixture(autouse=True)
+def weather(monkeypatch: pytest.MonkeyPatch) -> Weather:
+    made = Weather()
+    made.attach(monkeypatch)
+    return made
+
+
+def targets_in(home: Path, count: int) -> list[Path]:
+    paths = [home / f"target{number}" for number in range(count)]
+    for path in paths:
+        path.mkdir(exist_ok=True)
+    return paths
+
+
+def store_with(**contents: bytes) -> MemoryCold:
+    store = MemoryCold()
+    for key, data in contents.items():
+        store.put(key, data)
+    return store
+
+
+async def demoted(node: Node, *keys: str) -> None:
+    """Read, demoted, evicted."""
+    for key in keys:
+        await node.mount.cat(key)
+    assert set((await node.demote()).values()) == {Outcome.WRITTEN}
+    await node.forget_hot()
+
+
+def only(seen: Survey) -> Seen:
+    (copy,) = seen.copies.values()
+    return copy
+
+
+def twin_of(path: Path, targets: list[Path]) -> Path:
+    """The shard on a target that has none of the copy."""
+    target = path.parents[2]
+    homes = {found.parents[2] for other in targets for found in other.glob("shards/*/*")}
+    twin = next(other for other in targets if other not in homes) / path.relative_to(target)
+    twin.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(path, twin)
+    return twin
+
+
+async def test_of_two_bad_files_of_a_shard_one_is_mended_and_the_other_goes(tmp_path: Path) -> None:
+    targets = targets_in(tmp_path, 7)
+    async with node_on(tmp_path / "node", targets, store_with(large=LARGE)) as node:
+        await demoted(node, "large")
+        bad = only(survey(targets)).shards[4][0]
+        flip(bad, random.Random(1))
+        twin_of(bad, targets)
+        await node.scrub(repair=True)
+        assert survey(targets).incomplete(7) == []
