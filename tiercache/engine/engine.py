@@ -30,7 +30,6 @@ from tiercache.engine.room import Room
 from tiercache.engine.scrubbing import Scrub
 from tiercache.engine.source import Source
 from tiercache.engine.upkeep import Upkeep
-from tiercache.engine.warm_controls import WarmControls
 from tiercache.engine.warm_work import controls_of
 from tiercache.engine.warmset import WarmSet
 from tiercache.index.index import Index
@@ -95,25 +94,8 @@ class Engine:
             nursery, self.holdings, source_of, streamed=tally.streamed, filled=tally.filled, failed=tally.fill_failed
         )
         self.promotion = Promotion(self.holdings, self.filler)
-        self.demotion: Demotion | None = None
-        self.warm_controls: WarmControls | None = None
-        if warm is not None:
-            self.demotion = Demotion(
-                index,
-                files,
-                self.holdings,
-                outgoing,
-                self.namespace,
-                datasets,
-                warm.copies,
-                warm.writer,
-                tally,
-                pack_threshold_bytes=warm.pack_threshold_bytes,
-                busy=lambda: self.filler.running_count > 0,
-                wrote=warm.wrote,
-                clock=clock,
-            )
-            self.warm_controls = controls_of(warm, self.demotion)
+        self.demotion = self._demotion(warm, files, outgoing, tally, clock) if warm is not None else None
+        self.warm_controls = controls_of(warm, self.demotion) if warm is not None and self.demotion is not None else None
         names = [dataset.name for dataset in datasets]
         self.pinning = Pinning(nursery, index, self.namespace, self.promotion, names, self.room, clock)
         self.census = Census(index, names, len(ledgers))
@@ -132,6 +114,25 @@ class Engine:
         )
         self.scrub = Scrub(index, files, self.holdings, tally, limits.scrub_bytes, rng or random.Random(), self._promote)
         self.upkeep = Upkeep(index, files, self.holdings, late=tally.late, harvest=self.reader.harvest, sweep=sweep)
+
+    def _demotion(
+        self, warm: WarmSet, files: HotTier, outgoing: Outgoing, observer: Tally, clock: Callable[[], float]
+    ) -> Demotion:
+        return Demotion(
+            self.index,
+            files,
+            self.holdings,
+            outgoing,
+            self.namespace,
+            self.datasets,
+            warm.copies,
+            warm.writer,
+            observer,
+            pack_threshold_bytes=warm.pack_threshold_bytes,
+            busy=lambda: self.filler.running_count > 0,
+            wrote=warm.wrote,
+            clock=clock,
+        )
 
     def start(self) -> None:
         """Everything that runs by itself."""

@@ -328,11 +328,10 @@ class Holdings:
             return await self.evict([victim.object_id for victim in victims], victims)
 
     async def _victims(self, directory: int, need_bytes: int) -> list[Evict]:
-        demoted = await self._outgoing.take(directory, need_bytes, self.in_use)
-        return demoted or self.room.victims(directory, need_bytes, self._index, self._clock(), self.spares)
+        ready = await self._outgoing.take(directory, need_bytes, self.in_use)
+        return ready or self.room.victims(directory, need_bytes, self._index, self._clock(), self.spares)
 
-    def spares(self, record: HotRecord) -> bool:
-        """Is the copy in use or pinned?"""
+    def spares(self, record: HotRecord) -> bool:  # in use, or pinned
         return self.in_use(record.object_id) or self._protected(record)
 
     async def evict(self, victims: Sequence[ObjectId], chosen: Sequence[Evict] = ()) -> int:
@@ -382,8 +381,7 @@ class Holdings:
         else:
             self.room.release(directory, gone_bytes, evicted=evicted)
 
-    async def remove_leftovers(self, directory: int) -> None:
-        """Try again to remove what could not be removed when its turn was."""
+    async def remove_leftovers(self, directory: int) -> None:  # what could not be removed when its turn was
         if self.disks.is_sick(directory):
             return
         for object_id in list(self._leftovers[directory]):
