@@ -116,5 +116,11 @@ async def open_warm(
     if not settings.targets:
         return None
     apart = [(what, Path(path)) for what, path in others]
-    targets = await open_targets(settings.targets, memory_directory / MEMORY, Path(mountpoint), apart)
+
+    def observe(
+        target: str, operation: str, seconds: float, transferred_bytes: int, error: type[BaseException] | None
+    ) -> None:
+        tally.requested("target", operation, seconds, transferred_bytes, error)
+
+    targets = await open_targets(settings.targets, memory_directory / MEMORY, Path(mountpoint), apart, observe=observe)
     return WarmSet(nursery, settings, targets, tally, memory_directory / CURSOR, random.Random())
