@@ -54,6 +54,7 @@ AHEAD_SHARE = 8
 CHOOSE_COUNT = 64
 WORKERS = 2
 QUEUE_COUNT = 256
+UNDER_WAY_COUNT = 8192
 PACK_BYTES = 32 << 20
 PACK_COUNT = 4096
 PACK_BATCH_BYTES = 4 << 20
@@ -156,8 +157,10 @@ class Demotion:
         """Put some candidates of the directory on their way, if more are needed; whether that may be worth repeating."""
         ledger = self._holdings.room.ledgers[directory]
         wanted_bytes = self._outgoing.wanted_bytes(directory)
-        ahead_bytes = max(wanted_bytes, min(AHEAD_BYTES, ledger.limit_bytes // AHEAD_SHARE))
+        ahead_bytes = min(AHEAD_BYTES, max(wanted_bytes, ledger.limit_bytes // AHEAD_SHARE))
         if not wanted_bytes and ledger.used_bytes + ahead_bytes <= ledger.limit_bytes * ledger.low_ratio:
+            return False
+        if len(self._under_way) >= UNDER_WAY_COUNT:
             return False
         on_their_way = [each.victim.held_bytes for each in self._under_way.values() if each.record.directory == directory]
         missing_bytes = ahead_bytes - self._outgoing.ready_bytes(directory) - sum(on_their_way)
