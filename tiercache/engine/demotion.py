@@ -40,7 +40,7 @@ from tiercache.engine.dataset import Dataset
 from tiercache.engine.holdings import Holdings
 from tiercache.engine.namespace import Namespace
 from tiercache.engine.outgoing import Outgoing
-from tiercache.errors import Damaged, HotTierError, NotHeld, TiercacheError, TierError
+from tiercache.errors import Damaged, HotTierError, NotHeld, TiercacheError
 from tiercache.index.index import Index
 from tiercache.metrics.tally import Demotion as Demoted
 from tiercache.tiers.hot import HotTier, read
@@ -379,7 +379,7 @@ class Demotion:
         log.warning("not_demoted", objects=len(records), key=records[0].key, error=error.line)
         if isinstance(error, Damaged | NotHeld):
             await self._holdings.evict([record.object_id for record in records])
-        elif isinstance(error, TierError):
+        else:
             self._rests_until = trio.current_time() + REST_SECONDS
             self._outgoing.close()
         return Outcome.FAILED
