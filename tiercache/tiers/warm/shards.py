@@ -15,6 +15,7 @@ on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ from tiercache.core.record import ObjectRef
 from tiercache.core.stripe import Geometry, Stripe
 from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
 from tiercache.tiers.tier import Sink
-from tiercache.tiers.warm.codec import decode_stripe
+from tiercache.tiers.warm.codec import decode_stripe, verify_piece
 from tiercache.tiers.warm.copies import Copies, Copy
 from tiercache.tiers.warm.hedging import Race
 from tiercache.tiers.warm.isal import ErasureCode
@@ -160,19 +161,13 @@ class Warm:
 
     async def _fetch(self, copy: Copy, stripe: Stripe, offset: int, length: int) -> Parts:
         """At least the parts that have these bytes."""
-        geometry = copy.manifest.geometry
-        some: Race[Piece] | None = None
-        if stripe.is_plain:
-            parts = Parts(stripe.piece_bytes(geometry.data_count))
-            touched = parts.touched(offset, length)
-            some = await self._pieces.some(copy, stripe, touched)
-            if len(some.answers) == len(touched):
-                return await self._plain(parts, stripe, some.answers)
-        pieces = await self._pieces.enough(copy, stripe, some)
-        if any(index not in pieces for index in range(geometry.data_count)):
-            self._observer.degraded()
-        code = self._codes.get(geometry)
         try:
+            if stripe.is_plain:
+                return await self._fetch_plain(copy, stripe, offset, length)
+            pieces = await self._pieces.enough(copy, stripe, None)
+            if any(index not in pieces for index in range(copy.manifest.geometry.data_count)):
+                self._observer.degraded()
+            code = self._codes.get(copy.manifest.geometry)
             data = await self._in_thread(partial(decode_stripe, stripe, pieces, code))
         except Damaged:
             self._pieces.wish(copy)
@@ -181,10 +176,28 @@ class Warm:
         parts.add(0, memoryview(data))
         return parts
 
+    async def _fetch_plain(self, copy: Copy, stripe: Stripe, offset: int, length: int) -> Parts:
+        geometry = copy.manifest.geometry
+        parts = Parts(stripe.piece_bytes(geometry.data_count))
+        touched = parts.touched(offset, length)
+        some: Race[Piece] | None = None
+        if len(touched) < geometry.data_count:
+            some = await self._pieces.some(copy, stripe, touched)
+            if len(some.answers) == len(touched):
+                return await self._plain(parts, stripe, some.answers)
+        pieces = await self._pieces.enough(copy, stripe, some)
+        missing = [index for index in touched if index not in pieces]
+        if missing:
+            self._observer.degraded()
+            code = self._codes.get(geometry)
+            computed = await self._in_thread(partial(_reconstructed, stripe, pieces, missing, code))
+            pieces = {**pieces, **computed}
+        return await self._plain(parts, stripe, {index: pieces[index] for index in range(geometry.data_count) if index in pieces})
+
     async def _plain(self, parts: Parts, stripe: Stripe, pieces: dict[int, Piece]) -> Parts:
         for index in sorted(pieces):
-            end = min((index + 1) * parts.part_bytes, stripe.logical_bytes)
-            parts.add(index, memoryview(pieces[index])[: end - index * parts.part_bytes])
+            begin = index * parts.part_bytes
+            parts.add(index, memoryview(pieces[index])[: max(0, stripe.logical_bytes - begin)])
         if parts.held_bytes == stripe.logical_bytes:
             await self._in_thread(partial(_check, parts, stripe.digest))
         return parts
@@ -207,6 +220,15 @@ class Codes:
                 self._codes.clear()
             code = self._codes[geometry] = ErasureCode(geometry.data_count, geometry.parity_count)
         return code
+
+
+def _reconstructed(stripe: Stripe, pieces: Mapping[int, Piece], missing: Sequence[int], code: ErasureCode) -> dict[int, Piece]:
+    """These pieces, computed from others. Blocks. Raises Damaged when they are not what was written."""
+    computed = code.reconstruct(pieces, missing)
+    for index, piece in computed.items():
+        if not verify_piece(piece, stripe.checksums[index]):
+            raise Damaged("warm: a piece that was computed is not what was written")
+    return dict(computed)
 
 
 def _check(parts: Parts, digest: int) -> None:
