@@ -183,6 +183,20 @@ async def test_damage_of_m_targets_with_spare_ones(tmp_path: Path) -> None:
         await all_is_readable(store)
 
 
+async def test_a_target_that_has_just_come_back_is_made_whole(tmp_path: Path) -> None:
+    async with flash(tmp_path) as store:
+        await fill(store)
+        before = files_of(store)
+        target = store.targets.all[0]
+        await _kill(target)
+        assert target.state == "down"
+        os.unlink(target.path)
+        mended = await Scrubbing(store, tmp_path).run(repair=True)
+        assert (target.state, mended.failures.count) == ("up", 0)
+        assert mended.repaired_count == mended.damaged_count > 0
+        assert files_of(store) == before
+
+
 async def _kill(target: Target) -> None:
     shutil.rmtree(target.path)
     _write(Path(target.path), b"not a directory")

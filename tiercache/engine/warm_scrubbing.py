@@ -188,6 +188,9 @@ class _Pass:
         self._old_before: dict[str, float] = {}  # target -> time by its own clock; what is younger is left alone
 
     async def begin(self, grace_seconds: float) -> None:
+        async with trio.open_nursery() as nursery:
+            for target in self._targets.all:  # one that has come back need not wait for its next probe
+                nursery.start_soon(self._targets.probe, target)
         for target in self._targets.all:
             try:
                 self._old_before[target.path] = await target.now_seconds() - grace_seconds
