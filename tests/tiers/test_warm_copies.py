@@ -87,6 +87,18 @@ async def test_one_look_up_for_all_who_ask(tmp_path: Path, monkeypatch: pytest.M
         assert counting.calls["names"] <= 6
 
 
+async def test_one_manifest_is_read_for_all_members_of_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with flash(tmp_path) as store:
+        await store.write_pack(SMALL)
+        await store.catalogues.refresh()
+        counting = Counting(monkeypatch)
+        async with trio.open_nursery() as nursery:
+            for key, data in SMALL.items():
+                nursery.start_soon(store.copies.find, ref_of(key, data).object_id)
+        assert counting.calls["read_whole"] <= 6
+        assert counting.calls["names"] == 0
+
+
 async def test_slow_targets_are_not_taken_for_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All m+1 that have the manifest are late; the others have none."""
     async with flash(tmp_path) as store:

@@ -161,6 +161,10 @@ async def test_a_degraded_copy_is_read_and_wished_whole(tmp_path: Path) -> None:
         manifest = await store.write("text", TEXT, without=(1, 4))
         assert await store.read("text", TEXT) == TEXT
         assert store.seen.wishes[0] == Wish(manifest.object_id, manifest.generation, False)
+        store.seen.wishes.clear()
+        store.targets.all[0].health.is_full = True
+        assert await store.read("text", TEXT) == TEXT
+        assert store.seen.wishes == []  # there is no target for the sixth shard
 
 
 async def test_the_oldest_generation_is_read_and_the_next_when_it_cannot_be(tmp_path: Path) -> None:

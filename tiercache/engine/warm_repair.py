@@ -43,6 +43,7 @@ log = structlog.get_logger()
 WORKERS_COUNT = 2
 WISHES_COUNT = 4096
 RETRY_SECONDS = 60.0
+LOST_RETRY_SECONDS = 3600.0  # each try reads all of the copy, and what is lost comes back with a target at best
 
 Outcome = Literal["whole", "repaired", "partial", "impossible", "failed"]
 """whole: nothing was wrong; partial: less redundant than it should be, and no target is there for more; impossible: fewer than k
@@ -93,13 +94,15 @@ class Repairs:
                 await self._wake.wait()
             wish, _ = self._wishes.popitem(last=False)
             self._busy.add(wish)
+            wait_seconds = RETRY_SECONDS
             try:
-                await self.repair(wish)
+                if await self.repair(wish) == "impossible":
+                    wait_seconds = LOST_RETRY_SECONDS
             except TierError as error:
                 log.info("not_repaired", copy=f"{wish.object_id.hex()}.{wish.generation:016x}", error=error.line)
             finally:
                 self._busy.discard(wish)
-                self._tried[wish] = trio.current_time() + RETRY_SECONDS
+                self._tried[wish] = trio.current_time() + wait_seconds
                 if len(self._tried) > WISHES_COUNT:
                     self._tried.popitem(last=False)
 

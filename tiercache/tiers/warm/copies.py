@@ -152,11 +152,20 @@ class Copies:
 
     async def exactly(self, object_id: ObjectId, generation: Generation, *, is_pack: bool) -> Copy | None:
         """This copy of an object or a pack; None when no target gives its manifest."""
-        for copy in self._kept.get(object_id, ()):
-            if copy.generation == generation:
-                self._kept.move_to_end(object_id)
-                return copy
-        return await self._read(object_id, generation, self._targets.ordered(object_id), is_pack=is_pack)
+        while True:
+            for copy in self._kept.get(object_id, ()):
+                if copy.generation == generation:
+                    self._kept.move_to_end(object_id)
+                    return copy
+            if (event := self._looking.get(object_id)) is None:
+                break
+            await event.wait()
+        event = self._looking[object_id] = trio.Event()
+        try:
+            return await self._read(object_id, generation, self._targets.ordered(object_id), is_pack=is_pack)
+        finally:
+            del self._looking[object_id]
+            event.set()
 
     async def _packed(self, object_id: ObjectId) -> list[Copy]:
         found = []

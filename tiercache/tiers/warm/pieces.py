@@ -137,8 +137,16 @@ class Pieces:
         ]
         for kind in kinds:
             self._observer.damaged(kind)
-        if kinds or any(copy.target_uuid(index) is None for index in range(copy.manifest.geometry.shards_count)):
+        if kinds or self._can_be_completed(copy):
             self.wish(copy)
+
+    def _can_be_completed(self, copy: Copy) -> bool:
+        """Was it written without some of its shards, and are there targets for all of them now?"""
+        shards = range(copy.manifest.geometry.shards_count)
+        if all(copy.target_uuid(index) is not None for index in shards):
+            return False
+        fit_count = sum(target.state == "up" and target.is_writable and not target.is_full for target in self._targets.all)
+        return fit_count >= len(shards)
 
 
 def _standing(target: Target) -> int:
