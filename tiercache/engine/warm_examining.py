@@ -37,7 +37,23 @@ from tiercache.tiers.warm.targets import Targets
 RUN_BYTES = 1 << 20
 """How much of each shard file is read at once; a longer piece is read alone."""
 
-Pace = Callable[[int], Awaitable[None]]
+AfterRead = Callable[[int], Awaitable[None]]
+"""Awaited with the bytes that were read: returns when it is time to go on."""
+
+
+class Pace:
+    """At most `rate_bytes` a second over all targets; 0: as fast as it goes. An `AfterRead`."""
+
+    def __init__(self, rate_bytes: int) -> None:
+        self._rate_bytes = rate_bytes
+        self._due = 0.0
+
+    async def __call__(self, read_bytes: int) -> None:
+        if self._rate_bytes:
+            self._due = max(self._due, trio.current_time()) + read_bytes / self._rate_bytes
+            await trio.sleep_until(self._due)
+        else:
+            await trio.lowlevel.checkpoint()
 
 
 class ShardFile(msgspec.Struct, frozen=True):
@@ -147,7 +163,7 @@ async def locate(targets: Targets, object_id: ObjectId, generation: Generation) 
     return files, unanswered
 
 
-async def examine(manifest: Manifest, files: Sequence[ShardFile], unanswered: set[str], pace: Pace) -> Condition:
+async def examine(manifest: Manifest, files: Sequence[ShardFile], unanswered: set[str], pace: AfterRead) -> Condition:
     """Read everything. `pace` is awaited with the bytes of each run. Raises Damaged when the manifest's own rows are wrong."""
     files = [file for file in files if file.index < manifest.geometry.shards_count]
     condition = Condition(manifest, files, set(unanswered))

@@ -42,6 +42,7 @@ log = structlog.get_logger()
 
 WORKERS_COUNT = 2
 WISHES_COUNT = 4096
+RATE_BYTES = 256 << 20  # a second, of all repairs together: readers come first
 RETRY_SECONDS = 60.0
 LOST_RETRY_SECONDS = 3600.0  # each try reads all of the copy, and what is lost comes back with a target at best
 
@@ -50,18 +51,16 @@ Outcome = Literal["whole", "repaired", "partial", "impossible", "failed"]
 pieces of some stripe are left."""
 
 
-async def _at_once(_read_bytes: int) -> None:
-    """No pace."""
-
-
 class Repairs:
-    """`done` hears the outcome of each repair that was needed; `pace` is awaited with the bytes that were read."""
+    """`done` hears the outcome of each repair that was needed."""
 
-    def __init__(self, targets: Targets, copies: Copies, done: Callable[[RepairOutcome], None], *, pace: Pace = _at_once) -> None:
+    def __init__(
+        self, targets: Targets, copies: Copies, done: Callable[[RepairOutcome], None], *, rate_bytes: int = RATE_BYTES
+    ) -> None:
         self._targets = targets
         self._copies = copies
         self._done = done
-        self._pace = pace
+        self._pace = Pace(rate_bytes)
         self._codes = Codes()
         self._wishes: OrderedDict[Wish, None] = OrderedDict()
         self._busy: set[Wish] = set()

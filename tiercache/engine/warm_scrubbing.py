@@ -35,7 +35,7 @@ import trio
 from tiercache.core.manifest import MANIFEST_HEADER_BYTES, UUID_BYTES, Manifest
 from tiercache.core.stripe import manifest_path, shard_path
 from tiercache.engine.progress import ScrubProgress
-from tiercache.engine.warm_examining import Condition, ShardFile, examine
+from tiercache.engine.warm_examining import Condition, Pace, ShardFile, examine
 from tiercache.engine.warm_listing import Bucket, Listing, Name, OnTarget
 from tiercache.engine.warm_repair import Repairs
 from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
@@ -74,26 +74,6 @@ class Cursor(msgspec.Struct, frozen=True):
     repaired_count: int
     found: dict[str, int]
     lines: list[str]
-
-
-class Pace:
-    """At most `rate_bytes` a second over all targets; 0: as fast as it goes."""
-
-    def __init__(self, rate_bytes: int, told: Callable[[int], None]) -> None:
-        self._rate_bytes = rate_bytes
-        self._told = told
-        self._due = 0.0
-
-    async def __call__(self, read_bytes: int) -> None:
-        self._told(read_bytes)
-        await self.spend(read_bytes)
-
-    async def spend(self, count: int) -> None:
-        if self._rate_bytes:
-            self._due = max(self._due, trio.current_time()) + count / self._rate_bytes
-            await trio.sleep_until(self._due)
-        else:
-            await trio.lowlevel.checkpoint()
 
 
 class WarmScrub:
@@ -180,7 +160,7 @@ class _Pass:
         self._copies = copies
         self._repairs = repairs
         self._observer = observer
-        self._pace = Pace(rate_bytes, self._read)
+        self._pace = Pace(rate_bytes)
         self._repair = repair
         self._progress = progress
         self._wrong_manifests = 0
@@ -200,9 +180,10 @@ class _Pass:
 
     # -- what was found
 
-    def _read(self, read_bytes: int) -> None:
+    async def _after_read(self, read_bytes: int) -> None:
         self._progress.done_bytes += read_bytes
         self._observer.scrubbed(read_bytes)
+        await self._pace(read_bytes)
 
     def _say(self, kind: str, target: Target | None, relative: str) -> None:
         self._progress.found[kind] += 1
@@ -253,7 +234,7 @@ class _Pass:
                 await self._look_at_unreferenced(found, name)
                 continue
             self._progress.done_count += 1
-            await self._pace.spend(LEAST_BYTES)
+            await self._pace(LEAST_BYTES)
             before = self._wrong_manifests
             manifest = await self._look_at_manifests(name, manifests, is_pack=name in found.packs)
             if manifest is None:
@@ -364,7 +345,7 @@ class _Pass:
             else:
                 self._say("foreign", each.target, shard_path(*name, each.index))
         try:
-            condition = await examine(manifest, files, found.unanswered, self._pace)
+            condition = await examine(manifest, files, found.unanswered, self._after_read)
         except Damaged as error:
             self._progress.failures.add(manifest_path(*name, is_pack=manifest.is_pack), error)
             return False
