@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -34,17 +35,24 @@ WARM_SECONDS = 10.0  # what is waited for targets that hang
 
 
 class Files:
-    """What the bucket has, and what reading it must give."""
+    """What the bucket has, and what reading it must give. Each round finds some that nobody has read before.
 
-    def __init__(self, bucket: Bucket, seed: int) -> None:
-        self._bucket = bucket
-        self._rng = random.Random(seed)
+    All are there from the beginning: what was listed is believed for a minute.
+    """
+
+    def __init__(self, bucket: Bucket, rounds_count: int) -> None:
+        rng = random.Random(1)
         self.contents: dict[str, bytes] = {}
+        self._rounds: list[dict[str, bytes]] = []
+        for directory, count in (("before", 12), *((f"round{number}", 8) for number in range(rounds_count))):
+            names = [f"{directory}/{number}" for number in range(count)]
+            self._rounds.append({name: rng.randbytes(SIZES_BYTES[at % len(SIZES_BYTES)]) for at, name in enumerate(names)})
+            for name, data in self._rounds[-1].items():
+                bucket.put(name, data)
 
-    def add(self, directory: str, count: int) -> dict[str, bytes]:
-        added = {f"{directory}/{number}": self._rng.randbytes(SIZES_BYTES[number % len(SIZES_BYTES)]) for number in range(count)}
-        for name, data in added.items():
-            self._bucket.put(name, data)
+    def more(self) -> dict[str, bytes]:
+        """Those of the next round; `contents` are all so far."""
+        added = self._rounds.pop(0)
         self.contents |= added
         return added
 
@@ -124,7 +132,6 @@ def go_through(
     mount: Mount, targets: BreakableTargets, files: Files, kinds: Sequence[str], rng: random.Random, number: int
 ) -> None:
     """m targets fail while files are read and demoted; then they come back, and everything is as if nothing had been."""
-    added = files.add(f"round{number}", 8)
     with reading(mount, files.contents, number) as readers:
         readers.get_on(10)
         evict_quietly(mount)  # what is read next, is read from targets
@@ -132,7 +139,7 @@ def go_through(
             chosen = rng.choice([each for each in targets.suffering(kind) if each not in targets.broken])
             targets.break_one(chosen, kind, rng)
         readers.get_on(30)
-        for name, data in added.items():
+        for name, data in files.more().items():
             assert read(mount, name) == data, name
         evict_quietly(mount)
         readers.get_on(30)
@@ -156,17 +163,22 @@ def evict_quietly(mount: Mount) -> None:
 
 @contextmanager
 def world(
-    bucket: Bucket, proxy: Proxy, mounting: Mounting, place: Path, cold: dict[str, object] | None = None
+    bucket: Bucket,
+    proxy: Proxy,
+    mounting: Mounting,
+    place: Path,
+    *,
+    rounds_count: int = 0,
+    cold: Mapping[str, object] | None = None,
 ) -> Iterator[tuple[Mount, BreakableTargets, Files]]:
+    files = Files(bucket, rounds_count)
     with breakable_targets(place / "warm") as targets:
         if cold is None:
             mount = mounting(bucket, via=proxy, options=targets.options)
         else:
             warm = {"targets": [str(path) for path in targets.paths], "data_shards": 4, "parity_shards": 2}
             mount = mounting(bucket, via=proxy, settings={"warm": warm, "cold": cold})
-        files = Files(bucket, 1)
-        files.add("before", 12)
-        for name, data in files.contents.items():
+        for name, data in files.more().items():
             assert read(mount, name) == data, name
         assert evict_all(mount)["demoted"] == len(files.contents)
         try:
@@ -177,9 +189,10 @@ def world(
 
 
 def test_with_m_targets_in_trouble_nobody_notices(bucket: Bucket, proxy: Proxy, mounting: Mounting, tmp_path: Path) -> None:
+    pairs = [("deleted", "noise"), ("emptied", "read-only"), ("filled", "hung")]
     rng = random.Random(2)
-    with world(bucket, proxy, mounting, tmp_path) as (mount, targets, files):
-        for number, kinds in enumerate((("deleted", "noise"), ("emptied", "read-only"), ("filled", "hung"))):
+    with world(bucket, proxy, mounting, tmp_path, rounds_count=len(pairs)) as (mount, targets, files):
+        for number, kinds in enumerate(pairs):
             go_through(mount, targets, files, kinds, rng, number)
 
 
@@ -192,7 +205,7 @@ def test_with_one_more_the_store_gives_the_bytes_and_without_it_reads_fail_soon(
     bucket: Bucket, proxy: Proxy, mounting: Mounting, tmp_path: Path
 ) -> None:
     rng = random.Random(4)
-    with world(bucket, proxy, mounting, tmp_path, COLD) as (mount, targets, files):
+    with world(bucket, proxy, mounting, tmp_path, cold=COLD) as (mount, targets, files):
         for number in targets.suffering("hung"):
             targets.break_one(number, "hung", rng)
         proxy.stop()
@@ -202,7 +215,7 @@ def test_with_one_more_the_store_gives_the_bytes_and_without_it_reads_fail_soon(
         targets.break_one(1, "noise", rng)
         for name in [f"before/{number}" for number in range(len(SIZES_BYTES))]:
             with bounded(DEADLINE_SECONDS + WARM_SECONDS):
-                assert errno_of(lambda name=name: read(mount, name)) == "EIO", name
+                assert errno_of(partial(read, mount, name)) == "EIO", name
         proxy.start()
         with proxy.recording() as record:
             for name, data in files.contents.items():
@@ -212,7 +225,8 @@ def test_with_one_more_the_store_gives_the_bytes_and_without_it_reads_fail_soon(
 
 @pytest.mark.soak
 def test_with_any_m_targets_in_trouble_nobody_notices(bucket: Bucket, proxy: Proxy, mounting: Mounting, tmp_path: Path) -> None:
+    pairs = list(combinations_with_replacement(KINDS, 2))
     rng = random.Random(3)
-    with world(bucket, proxy, mounting, tmp_path) as (mount, targets, files):
-        for number, kinds in enumerate(combinations_with_replacement(KINDS, 2)):
+    with world(bucket, proxy, mounting, tmp_path, rounds_count=len(pairs)) as (mount, targets, files):
+        for number, kinds in enumerate(pairs):
             go_through(mount, targets, files, kinds, rng, number)
