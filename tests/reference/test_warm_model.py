@@ -31,6 +31,7 @@ from tests.reference.warm_model import (
     Scrub,
     Step,
     Storm,
+    Survive,
     Trouble,
 )
 from tests.warm.damage import KINDS
@@ -47,26 +48,24 @@ nodes = st.integers(0, NODES_COUNT - 1)
 keys = st.sampled_from(KEYS)
 positions = st.integers(0, 7)
 shares = st.floats(0, 0.999)
-troubles = st.builds(Trouble, positions, st.sampled_from([*LOSSES, *WEATHERS]))
-one_step = st.one_of(
-    st.builds(Overwrite, keys, st.sampled_from(SIZES), st.integers(0, 3)),
-    st.builds(Read, nodes, keys, st.booleans()),
-    st.builds(Read, nodes, keys, st.booleans()),
-    st.builds(Demote, nodes, st.booleans()),
-    st.builds(Demote, nodes, st.booleans()),
-    troubles,
-    st.builds(Damage, shares, st.integers(0, len(KINDS) - 1)),
-    st.builds(Recover, positions),
-    st.builds(Probe, nodes),
-    st.builds(Scrub, nodes, st.booleans()),
-    st.builds(Crash, nodes, st.integers(0, 150), st.sampled_from(["demote", "repair", "nothing"])),
-    st.builds(Cold, st.booleans()),
-    st.builds(Storm, st.integers(0, 1 << 30)),
-    st.builds(Mend, nodes),
-)
-FILLED = [*(Read(0, key, fresh=False) for key in KEYS), Demote(0, evict=True)]
-beginnings: st.SearchStrategy[list[Step]] = st.sampled_from([[], FILLED])
-histories = st.builds(lambda first, rest: [*first, *rest], beginnings, st.lists(one_step, min_size=1, max_size=16))
+weighted: list[tuple[int, st.SearchStrategy[Step]]] = [
+    (1, st.builds(Overwrite, keys, st.sampled_from(SIZES), st.integers(0, 3))),
+    (1, st.builds(Read, nodes, keys, st.booleans())),
+    (4, st.builds(Survive, nodes)),
+    (3, st.builds(Demote, nodes, st.booleans(), st.booleans())),
+    (4, st.builds(Trouble, positions, st.sampled_from([*LOSSES, *WEATHERS]))),
+    (2, st.builds(Damage, shares, st.integers(0, len(KINDS) - 1))),
+    (1, st.builds(Recover, positions)),
+    (2, st.builds(Probe, nodes)),
+    (2, st.builds(Scrub, nodes, st.booleans())),
+    (2, st.builds(Crash, nodes, st.integers(0, 150), st.sampled_from(["demote", "repair", "nothing"]))),
+    (1, st.builds(Cold, st.booleans())),
+    (1, st.builds(Storm, st.integers(0, 1 << 30))),
+    (1, st.builds(Mend, nodes)),
+]
+one_step = st.one_of([strategy for weight, strategy in weighted for _ in range(weight)])
+beginnings: st.SearchStrategy[list[Step]] = st.sampled_from([[Demote(0, fill=True, evict=True)], []])
+histories = st.builds(lambda first, rest: [*first, *rest], beginnings, st.lists(one_step, min_size=5, max_size=14))
 
 
 @pytest.fixture
