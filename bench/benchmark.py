@@ -25,7 +25,7 @@ from typing import NoReturn
 if not __package__:  # started as a script: the repository instead of this directory, whose modules are `bench.*` only
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from bench import cold, hot, latency, machine, report
+from bench import cold, hot, latency, machine, report, warm
 from bench.crowd import Broken
 from bench.lab import FULL, QUICK, Lab, check_room, directory_below, settled_create_seconds
 from bench.measure import Row, never
@@ -54,7 +54,7 @@ class Table:
 
 _ALSO_PLAIN = (*hot.PLAIN_ROWS, *latency.ROWS)
 TABLES = (
-    Table("", "the mount as it is", Way(), (*cold.ROWS, *hot.ROWS, *latency.ROWS)),
+    Table("", "the mount as it is", Way(), (*cold.ROWS, *warm.ROWS, *hot.ROWS, *latency.ROWS)),
     Table("plain/", "the plain path: the kernel never reads hot files itself", Way("plain"), _ALSO_PLAIN, may_choose_path),
     Table("user/", "the mount of an ordinary user", Way(user_id=NOBODY), _ALSO_PLAIN, may_mount_as_user),
 )
@@ -82,7 +82,7 @@ class Run:
                 if obstacle:
                     print(report.left_out(table.prefix + row.name, row, obstacle), flush=True)
                     continue
-                if row not in cold.ROWS and not is_filled:
+                if row not in (*cold.ROWS, *warm.ROWS) and not is_filled:
                     stack.enter_context(self._filled())
                     is_filled = True
                 self._row(table.prefix + row.name, row)

@@ -15,7 +15,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from bench import machine
 from bench.crowd import Broken, Crowd, run, running
 from bench.gets import RANGE_BYTES, Store
 from bench.measure import Sampled, Side, Take
-from bench.mounts import KeptMount, Way
+from bench.mounts import KeptMount, Way, empty
 from bench.reader import Job
 from bench.reads import Digest, Forget
 from bench.usage import (
@@ -50,6 +50,7 @@ SERVER_PROGRAM = "weed"
 PIECE_BYTES = 4 << 20
 END_SECONDS, LOG_CHARACTERS = 3.0, 2000
 COPIES = 5  # native, server, hot, download or a second hot, and one to spare
+WARM_COPIES = 8  # of two data sets native, server, hot; and twice one and a half on targets, with what is to spare
 CREATED_FILES, SLOW_CREATE_SECONDS = 64, 100e-6
 SETTLE_SECONDS, SETTLE_STEP_SECONDS = 90.0, 5.0
 
@@ -58,7 +59,7 @@ SETTLE_SECONDS, SETTLE_STEP_SECONDS = 90.0, 5.0
 class Sizes:
     """`hot_reads` and `cold_reads` are 4 KiB reads a take; `first_bytes` is how often the first byte is waited for.
 
-    `load` files are what is fetched while latencies are measured.
+    `load` files are what is fetched while latencies are measured, `warm` files what goes to the warm tier and comes back.
     """
 
     big_bytes: int
@@ -69,6 +70,8 @@ class Sizes:
     first_bytes_count: int
     load_bytes: int = 32 << 20
     load_count: int = 24
+    warm_bytes: int = 64 << 20
+    warm_count: int = 8
 
     @property
     def total_bytes(self) -> int:
@@ -78,10 +81,14 @@ class Sizes:
     def load_total_bytes(self) -> int:
         return self.load_bytes * self.load_count
 
+    @property
+    def warm_total_bytes(self) -> int:
+        return self.warm_bytes * self.warm_count
+
 
 FULL = Sizes(512 << 20, 100 << 10, 2000, 10_000, 200, 30)
 QUICK = Sizes(  # the large file must be larger than what is always fetched whole (64 MiB)
-    96 << 20, 100 << 10, 200, 1000, 40, 30, load_bytes=24 << 20, load_count=12
+    96 << 20, 100 << 10, 200, 1000, 40, 30, load_bytes=24 << 20, load_count=12, warm_bytes=24 << 20, warm_count=3
 )  # fmt: skip
 
 
@@ -124,6 +131,7 @@ class Lab:
         self._server = server
         self._digests: dict[tuple[str, ...], str] = {}
         self._load_names: list[str] = []
+        self._more_names: dict[str, list[str]] = {}
         self._hot: Mount | None = None
         self._way = Way()
         self._sampling: list[GilSampling] | None = None
@@ -141,15 +149,26 @@ class Lab:
         parts = TransferConfig(multipart_threshold=RANGE_BYTES, multipart_chunksize=RANGE_BYTES, max_concurrency=4)
         client.upload_file(str(self.native / "big"), BUCKET, "big", Config=parts)
 
-        def put(name: str) -> None:
-            body = os.urandom(self.sizes.file_bytes)
-            (self.native / name).write_bytes(body)
-            self._server.put(BUCKET, name, body)
-
         with ThreadPoolExecutor(8) as threads:
-            for _ in threads.map(put, self.small_names):
+            for _ in threads.map(lambda name: self._put(name, os.urandom(self.sizes.file_bytes)), self.small_names):
                 pass
         self._server.close_client()
+
+    def _put(self, name: str, body: bytes) -> None:
+        path = self.native / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(body)
+        self._server.put(BUCKET, name, body)
+
+    def fill_more(self, kind: str, bodies: Iterable[bytes]) -> list[str]:
+        """The names of further files, native and in the bucket; made at the first call for this kind."""
+        if kind not in self._more_names:
+            names = self._more_names[kind] = []
+            for number, body in enumerate(bodies):
+                names.append(f"{kind}/{number:03d}.bin")
+                self._put(names[-1], body)
+            self._server.close_client()
+        return self._more_names[kind]
 
     def fill_load(self) -> list[str]:
         """The names of the files of the load, put into the bucket at the first call."""
@@ -164,10 +183,19 @@ class Lab:
     def small(self, root: Path) -> list[str]:
         return [str(root / name) for name in self.small_names]
 
+    @contextlib.contextmanager
+    def place(self, kind: str) -> Iterator[Path]:
+        """A new directory on the disk, whose files are only emptied at the end (see bench/mounts.py)."""
+        path = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=self._directory))
+        try:
+            yield path
+        finally:
+            empty(path)
+
     # -- mounts
 
     @contextlib.contextmanager
-    def mounted(self, way: Way | None = None, hot_bytes: int | None = None) -> Iterator[Mount]:
+    def mounted(self, way: Way | None = None, hot_bytes: int | None = None, options: Sequence[str] = ()) -> Iterator[Mount]:
         """A new daemon with an empty hot directory, killed at the end (see bench/mounts.py). Raises Broken when it dies."""
         hot_bytes = hot_bytes or 3 * self.sizes.total_bytes + 10**9
         with tempfile.TemporaryDirectory(prefix="tc-") as home:  # short: the admin socket lies in it
@@ -177,7 +205,7 @@ class Lab:
                 way=way or self._way,
                 hot=Path(tempfile.mkdtemp(prefix="hot-", dir=self._directory)),
                 hot_size=f"{math.ceil(hot_bytes / 1e6)}MB",
-                options=["--endpoint-url", self.store.endpoint_url, "--region", "us-east-1"],
+                options=["--endpoint-url", self.store.endpoint_url, "--region", "us-east-1", *options],
                 extra=self._server.environment,
             )
             try:
@@ -333,7 +361,7 @@ def _state(mount: Mount) -> str:
 
 def check_room(directory: Path, sizes: Sizes) -> None:
     """Raises Broken when the disk is too full: the cache would make room and nothing would be measured."""
-    wanted_bytes = COPIES * sizes.total_bytes + machine.total_bytes(directory) // 10
+    wanted_bytes = COPIES * sizes.total_bytes + WARM_COPIES * sizes.warm_total_bytes + machine.total_bytes(directory) // 10
     if machine.free_bytes(directory) < wanted_bytes:
         raise Broken(
             f"{directory} has {machine.free_bytes(directory) / 1e9:.1f} GB free and {wanted_bytes / 1e9:.1f} GB are needed"

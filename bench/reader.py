@@ -14,9 +14,11 @@ import msgspec
 
 from bench.gets import Direct, Download, FirstByte, Objects
 from bench.reads import Churn, Digest, Files, Forget, Lacking, Latencies, Names, Outcome, Random, Sequential, Stats
+from bench.shards import Encode, Evict, Series, Shards, Spread
 
 Reads = Sequential | Random | Latencies | Churn | Files | Names | Stats | Digest | Lacking | Forget
-Job = Reads | Direct | Download | FirstByte | Objects
+Warm = Evict | Series | Spread | Encode | Shards
+Job = Reads | Warm | Direct | Download | FirstByte | Objects
 
 READY, GO = b"ready\n", b"go\n"
 

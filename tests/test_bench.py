@@ -20,12 +20,13 @@ from bench.mounts import empty
 from bench.reader import Job
 from bench.reads import Churn, Digest, Latencies, Random, Sequential, places
 from bench.report import line, missed
+from bench.shards import Encode, Series, Spread
 from bench.usage import Usage, usage_of
 from tests.servers.process import wait_until
 from tests.servers.weed import Weed
 
 ROOT = Path(__file__).parents[1]
-RUN_SECONDS = 240.0
+RUN_SECONDS = 420.0
 needs_mounts = pytest.mark.skipif(
     os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="makes real mounts: needs root and /dev/fuse"
 )
@@ -192,6 +193,31 @@ def test_places_are_hashed_as_they_are_read(tmp_path: Path) -> None:
     )
     assert (whole.count, some.count) == (1 << 20, 20 * 4096)
     assert len({whole.digest, some.digest, others.digest}) == 3
+
+
+def test_plain_writing_spreads_all_bytes_and_their_share_of_parity(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom((8 << 20) + 1000))
+    directories = [tmp_path / f"t{position}" for position in range(6)]
+    for directory in directories:
+        directory.mkdir()
+    assert crowd.run([Spread([str(source)], list(map(str, directories)), 4)]).count == (8 << 20) + 1000
+    assert [(directory / "source").stat().st_size for directory in directories] == [(2 << 20) + 250] * 6
+
+
+def test_encoding_is_done_over_and_over_until_it_is_enough(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(9 << 20))
+    assert crowd.run([Encode(str(source), 40 << 20, 4, 2, 3, 2)]).count == 3 * (8 << 20) + 2 * (1 << 20)
+
+
+def test_files_of_a_series_must_be_whole(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        path.write_bytes(b"x" * 4096)
+    assert crowd.run([Series(list(map(str, paths)), 4096)]).count == 8192
+    with pytest.raises(Broken, match="read 4096 bytes instead of 4097"):
+        crowd.run([Series(list(map(str, paths)), 4097)])
 
 
 # -- the whole
