@@ -29,9 +29,13 @@ from tiercache.engine.held import Held
 from tiercache.engine.holdings import Holdings
 from tiercache.engine.source import Source
 from tiercache.errors import HotFull, HotSick, HotTierError, TiercacheError, Unavailable
+from tiercache.tiers.begun import Begun
 from tiercache.tiers.hot import HotFile, hash_range, read, read_resident
 from tiercache.tiers.sink import FileSink
+from tiercache.tiers.space import Reservation
 from tiercache.tiers.tier import MemorySink, Sink, SinkClosed
+
+Key = tuple[ObjectId, int]
 
 MEMORY_BYTES = 64 << 20
 """What chunks streamed past the hot tier may occupy together, running and kept."""
@@ -39,6 +43,11 @@ MEMORY_BYTES = 64 << 20
 VERIFIED_BYTES = 1 << 20
 """Objects up to this size are answered only when all of them has come: a tier can then check them against the
 store's own checksum (MD5 ETag) before anybody sees a byte, at the cost of less than a millisecond."""
+
+
+LOOK_SECONDS = 1.0
+END_SECONDS = 1.0
+"""For what was begun without a task to end when the daemon stops; only what a disk holds up takes longer."""
 
 
 class Fill:
@@ -57,10 +66,16 @@ class Fill:
         self.memory: list[MemorySink] | None = None
         self.file: HotFile | None = None
         self.confirmed = trio.Event()
+        self.begun: Begun | None = None
         self._sinks: list[MemorySink | FileSink] = []
         self._token = trio.lowlevel.current_trio_token()
         self._loop_ident = threading.get_ident()
         self._waiting: list[tuple[int, int, trio.Event]] = []
+
+    @property
+    def is_small(self) -> bool:
+        """All of a small object: one range, nothing of which is answered before its end."""
+        return self._verifies and self.held.chunk_count == 1
 
     def add(self, sink: MemorySink | FileSink) -> None:
         self._sinks.append(sink)
@@ -147,8 +162,11 @@ class Filler:
         self._streamed = streamed
         self._filled = filled
         self._failed = failed
-        self._fills: dict[tuple[ObjectId, int], Fill] = {}
-        self._kept: OrderedDict[tuple[ObjectId, int], Fill] = OrderedDict()
+        self._fills: dict[Key, Fill] = {}
+        self._begun: set[Fill] = set()
+        self._begun_ended = trio.Event()
+        self._is_looking = False
+        self._kept: OrderedDict[Key, Fill] = OrderedDict()
         half_bytes = max(MEMORY_BYTES // 2, holdings.chunk_bytes)
         self._memory_free_bytes = half_bytes
         self._kept_limit_bytes = half_bytes
@@ -173,7 +191,8 @@ class Filler:
         fill = self._fills[key] = Fill(held, chunk, start, background=background)
         held.users += 1
         held.filling_count += 1
-        self._nursery.start_soon(self._run, key, fill)
+        if not (fill.is_small and self._begin(key, fill)):
+            self._nursery.start_soon(self._run, key, fill, None)
         return fill
 
     async def read(self, fill: Fill, offset: int, length: int) -> bytes:
@@ -195,47 +214,127 @@ class Filler:
                 if fill.memory is None:
                     raise
 
-    async def _run(self, key: tuple[ObjectId, int], fill: Fill) -> None:
+    # -- a small object, without a task
+
+    def _begin(self, key: Key, fill: Fill) -> bool:
+        """Fill without a task, if nothing has to be waited for (`tiers/begun.py`). What goes wrong goes on in one."""
+        held, holdings = fill.held, self._holdings
+        if not held.is_loaded or held.opening.locked() or fill.chunk in held.unverified or held.has(fill.chunk):
+            return False
+        try:
+            file = holdings.begin_loaded(held)
+            reservation = holdings.room.reserve(*holdings.lacking(held, fill.chunk))
+        except HotTierError:
+            return False
+        sink = FileSink(file, 0, held.ref.size_bytes)
+
+        def ended(error: Exception | None) -> None:
+            self._begun.discard(fill)
+            fill.begun = None
+            if not self._begun:
+                self._begun_ended.set()
+            if error is not None:
+                self._nursery.start_soon(self._run, key, fill, (sink, reservation))
+                return
+            assert sink.digest is not None, "it has landed in one go"
+            sink.close()
+            self._commit(fill, sink.digest, reservation)
+            self._end(key, fill, None)
+
+        source = self._source(held.ref.dataset)
+        begun = source.begin(held.ref, sink, background=fill.background, asking=fill.asking, ended=ended)
+        if begun is None:
+            sink.close()
+            reservation.cancel()
+            return False
+        held.past = False
+        fill.file, fill.begun = file, begun
+        fill.add(sink)
+        self._begun.add(fill)
+        if not self._is_looking:
+            self._is_looking = True
+            self._nursery.start_soon(self._look)
+        return True
+
+    async def _look(self) -> None:
+        """Look after what was begun without a task: that it ends in time, and with the nursery."""
+        try:
+            while self._begun:
+                await trio.sleep(LOOK_SECONDS)
+                for fill in list(self._begun):
+                    assert fill.begun is not None
+                    fill.begun.look()
+        finally:
+            self._is_looking = False
+            if self._begun:
+                self._begun_ended = trio.Event()
+                for fill in self._begun:
+                    assert fill.begun is not None
+                    fill.begun.cancel()
+                with trio.move_on_after(END_SECONDS, shield=True):
+                    await self._begun_ended.wait()
+                for fill in list(self._begun):
+                    assert fill.begun is not None
+                    fill.begun.abandon()
+
+    # -- by a task
+
+    async def _run(self, key: Key, fill: Fill, failed: tuple[FileSink, Reservation] | None) -> None:
+        """`failed`: what was begun without a task."""
         error: TiercacheError | None = None
         try:
             try:
-                await self._into_file(fill)
+                await self._into_file(fill, failed)
             except HotTierError as why:
                 await self._past(key, fill, why)
         except TiercacheError as failure:
             error = failure
             self._failed(fill.tier, failure)
         finally:
-            del self._fills[key]
-            fill.held.filling_count -= 1
-            fill.finish(error or _stopped(fill))
-            self._holdings.release(fill.held)
+            self._end(key, fill, error)
+
+    def _end(self, key: Key, fill: Fill, error: TiercacheError | None) -> None:
+        del self._fills[key]
+        fill.held.filling_count -= 1
+        fill.finish(error or _stopped(fill))
+        self._holdings.release(fill.held)
+
+    def _commit(self, fill: Fill, digest: int, reservation: Reservation) -> None:
+        self._holdings.commit_chunk(fill.held, fill.chunk, digest, reservation)
+        fill.held.brought[fill.chunk] = fill.tier
+        self._drop_kept((fill.held.ref.object_id, fill.chunk))
+        self._filled(fill.tier)
 
     async def _fetch(self, fill: Fill, offset: int, length: int, sink: Sink) -> None:
         ref = fill.held.ref
         source = self._source(ref.dataset)
         await source.read(ref, offset, length, sink, background=fill.background, asking=fill.asking)
 
-    async def _into_file(self, fill: Fill) -> None:
+    async def _into_file(self, fill: Fill, failed: tuple[FileSink, Reservation] | None) -> None:
         held, chunk, holdings = fill.held, fill.chunk, self._holdings
-        fill.file = file = await holdings.begin(held)
-        if chunk in held.unverified:
-            holdings.drop_chunk(held, chunk)
-        if held.has(chunk):  # the object could be loaded only now
-            fill.ranges = []
-            fill.tier = "hot"
-            return
-        evict = not self._source(held.ref.dataset).in_trouble  # what is hot is not given up for bytes that may never come
-        reservation = await holdings.reserve(held, chunk, evict=evict)
+        if failed is None:
+            fill.file = file = await holdings.begin(held)
+            if chunk in held.unverified:
+                holdings.drop_chunk(held, chunk)
+            if held.has(chunk):  # the object could be loaded only now
+                fill.ranges = []
+                fill.tier = "hot"
+                return
+            if self._source(held.ref.dataset).in_trouble:  # what is hot is not given up for bytes that may never come
+                reservation = holdings.room.reserve(*holdings.lacking(held, chunk))
+            else:
+                reservation = await holdings.reserve(held, chunk)
+            sinks = [FileSink(file, offset, length, on_progress=fill.progressed) for offset, length in fill.ranges]
+        else:
+            sinks, reservation = [failed[0]], failed[1]
+            fill.file = file = sinks[0].file
         held.past = False
         finished = False
-        sinks: list[FileSink] = []
+        fill.restart()
         try:
-            for offset, length in fill.ranges:
-                sink = FileSink(file, offset, length, on_progress=fill.progressed)
-                sinks.append(sink)
+            for sink in sinks:
                 fill.add(sink)
-                await self._fetch(fill, offset, length, sink)
+                await self._fetch(fill, sink.offset, sink.length, sink)
             known = sinks[0].digest if len(sinks) == 1 else None
             if known is None:
                 digest = await holdings.disks.run(file.directory, hash_range, file, *held.span(chunk))
@@ -246,7 +345,7 @@ class Filler:
             holdings.disks.failed(file.directory, error)
             raise
         except Unavailable as error:
-            if not sinks[-1].at_disk:
+            if not any(sink.at_disk for sink in sinks):
                 raise
             sick = HotSick(f"hot directory {file.directory} did not take bytes in time")
             holdings.disks.failed(file.directory, sick)
@@ -255,14 +354,11 @@ class Filler:
             for sink in sinks:
                 sink.close()
             if finished:
-                holdings.commit_chunk(held, chunk, digest, reservation)
-                held.brought[chunk] = fill.tier
-                self._drop_kept((held.ref.object_id, chunk))
-                self._filled(fill.tier)
+                self._commit(fill, digest, reservation)
             else:
                 holdings.abandon_chunk(held, chunk, fill.received_bytes, reservation)
 
-    async def _past(self, key: tuple[ObjectId, int], fill: Fill, why: HotTierError) -> None:
+    async def _past(self, key: Key, fill: Fill, why: HotTierError) -> None:
         """Fill the chunk into memory. Raises `why` when there is no memory for it: readers then fetch their extents alone.
 
         Waiting for memory instead would add up the deadlines of all who wait when a store does not answer.
@@ -282,7 +378,7 @@ class Filler:
         while self._kept_bytes > self._kept_limit_bytes:
             self._drop_kept(next(iter(self._kept)))
 
-    def _drop_kept(self, key: tuple[ObjectId, int]) -> None:
+    def _drop_kept(self, key: Key) -> None:
         if (fill := self._kept.pop(key, None)) is not None:
             self._kept_bytes -= fill.received_bytes
 

@@ -225,40 +225,39 @@ class Holdings:
     # -- filling it
 
     async def begin(self, held: Held) -> HotFile:
-        """The object's file, created if need be. Raises HotFull, HotSick.
-
-        An object that could not be loaded before is loaded now: some of its chunks may be present afterwards.
-        """
+        """The object's file, created if need be. One that could not be loaded before is loaded now. Raises HotFull, HotSick."""
         async with held.opening:
             await self._load(held)
-            if held.file is None:
-                directory = self.room.choose(lambda directory: not self.disks.is_sick(directory))
-                self._refuse_sick(directory)
-                held.file = self._files.begin(held.ref.object_id, held.ref.size_bytes, directory)
-                self._submit(held, PutHot(held.begun(int(self._clock()))))
-            self._refuse_sick(held.file.directory)
-            return held.file
+            return self.begin_loaded(held)
 
-    def _refuse_sick(self, directory: int) -> None:
+    def begin_loaded(self, held: Held) -> HotFile:
+        """`begin` of an object that `is_loaded`."""
+        directory = self.room.choose(lambda each: not self.disks.is_sick(each)) if held.file is None else held.file.directory
         if self.disks.is_sick(directory):
             raise HotSick(f"hot directory {directory} failed a moment ago")
+        if held.file is None:
+            held.file = self._files.begin(held.ref.object_id, held.ref.size_bytes, directory)
+            self._submit(held, PutHot(held.begun(int(self._clock()))))
+        return held.file
 
-    async def reserve(self, held: Held, chunk: int, *, evict: bool = True) -> Reservation:
-        """Room for one chunk of a begun object, by evicting others if need be and allowed. Raises HotFull.
+    async def reserve(self, held: Held, chunk: int) -> Reservation:
+        """Room for one chunk of a begun object, by evicting others if need be. Raises HotFull.
 
         One object gets no more than the low watermark: what is larger would be evicted as a whole by the next reclaim.
         """
-        assert held.file is not None
-        self.room.refuse_giant(held.file.directory, held.present_bytes, held_bytes(held.span(chunk)[1]))
-        wanted_bytes = held_bytes(held.span(chunk)[1]) - self._residue.of(held.ref.object_id, chunk)
-        directory = held.file.directory
+        directory, wanted_bytes = self.lacking(held, chunk)
         try:
             return self.room.reserve(directory, wanted_bytes)
         except HotFull:
-            if not evict:
-                raise
             await self.make_room(directory, wanted_bytes)
             return self.room.reserve(directory, wanted_bytes)
+
+    def lacking(self, held: Held, chunk: int) -> tuple[int, int]:
+        """In which directory the chunk needs room, and how much. Raises HotFull."""
+        assert held.file is not None
+        chunk_bytes = held_bytes(held.span(chunk)[1])
+        self.room.refuse_giant(held.file.directory, held.present_bytes, chunk_bytes)
+        return held.file.directory, chunk_bytes - self._residue.of(held.ref.object_id, chunk)
 
     def commit_chunk(self, held: Held, chunk: int, digest: int, reservation: Reservation) -> None:
         """The chunk's bytes are in the file and hash to `digest`: it is present from now on."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from tiercache.core.record import ObjectRef
 from tiercache.engine.dataset import Dataset
 from tiercache.errors import BadResponse, NotHeld, TierError, Unavailable
+from tiercache.tiers.begun import Begun, Ended, begin_of
 from tiercache.tiers.measured import MeasuredTier
 from tiercache.tiers.tier import Sink, Tier
 
@@ -86,6 +87,19 @@ class Source:
             return tier.name
         assert refusal is not None, "the cold tier either serves or raises"
         raise refusal
+
+    def begin(self, ref: ObjectRef, sink: Sink, *, background: bool, asking: Callable[[str], None], ended: Ended) -> Begun | None:
+        """All of a small object, where the cold store is the only one to be asked (`tiers/begun.py`). None: `read` it."""
+        if self._dataset.replica is not None or self._warm is not None or self.in_trouble:
+            return None
+        cold = self._dataset.background if background else self._dataset.cold
+
+        def counted(error: Exception | None) -> None:
+            self._count(cold, sink.received_bytes)
+            ended(error)
+
+        asking(cold.name)
+        return begin_of(cold)(ref, sink, counted)
 
     def _count(self, tier: Tier, received_bytes: int) -> None:
         if received_bytes:

@@ -21,6 +21,7 @@ import copy
 import trio
 
 from tiercache.core.record import Listed, ObjectRef, Page
+from tiercache.tiers.begun import Begun, Ended, begin_of
 from tiercache.tiers.tier import MAX_PAGE, Cold, Sink
 
 TURN_COUNT = 8
@@ -46,14 +47,18 @@ class Slots:
         """One slot for the length of an `async with`; waits for it in turn. Cancellation while waiting costs nothing."""
         return Slot(self, background)
 
-    async def _enter(self, background: bool) -> None:
-        lot = self._background if background else self._foreground
-        if not lot and self._may_begin(background):
+    def enter_now(self, *, background: bool) -> bool:
+        """Take a slot, if it need not be waited for; `leave` gives it back."""
+        is_free = not (self._background if background else self._foreground) and self._may_begin(background)
+        if is_free:
             self._take(background)
-        else:
-            await lot.park()
+        return is_free
 
-    def _leave(self, background: bool) -> None:
+    async def _enter(self, background: bool) -> None:
+        if not self.enter_now(background=background):
+            await (self._background if background else self._foreground).park()
+
+    def leave(self, background: bool) -> None:
         self._free += 1
         self._background_running -= background
         self._hand_over()
@@ -95,7 +100,7 @@ class Slot:
         await self._slots._enter(self._background)
 
     async def __aexit__(self, *_: object) -> None:
-        self._slots._leave(self._background)
+        self._slots.leave(self._background)
 
 
 class Limited:
@@ -106,6 +111,7 @@ class Limited:
         self.source_id = cold.source_id
         self.slots = Slots(concurrency)
         self._cold = cold
+        self._begin = begin_of(cold)
         self._is_background = False
 
     def background(self) -> Limited:
@@ -117,6 +123,20 @@ class Limited:
     async def read(self, ref: ObjectRef, offset: int, length: int, sink: Sink) -> None:
         async with self.slots.held(background=self._is_background):
             await self._cold.read(ref, offset, length, sink)
+
+    def begin(self, ref: ObjectRef, sink: Sink, ended: Ended) -> Begun | None:
+        is_background = self._is_background
+        if not self.slots.enter_now(background=is_background):
+            return None
+
+        def left(error: Exception | None) -> None:
+            self.slots.leave(is_background)
+            ended(error)
+
+        begun = self._begin(ref, sink, left)
+        if begun is None:
+            self.slots.leave(is_background)
+        return begun
 
     async def list(self, prefix: str, *, delimiter: bool = True, token: str = "", limit: int = MAX_PAGE) -> Page:
         async with self.slots.held(background=self._is_background):

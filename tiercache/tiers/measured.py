@@ -21,6 +21,7 @@ import trio
 
 from tiercache.core.record import Listed, ObjectRef, Page
 from tiercache.errors import TiercacheError
+from tiercache.tiers.begun import Anew, Begun, BrokenOff, Ended, begin_of
 from tiercache.tiers.tier import MAX_PAGE, Cold, Place, Sink, Tier
 
 WEIGHT_RATIO = 1 / 8
@@ -148,6 +149,7 @@ class MeasuredTier:
         self._tier = tier
         self._observe = observe
         self._clock = clock
+        self._begin = begin_of(tier)
 
     @property
     def latency_seconds(self) -> float:
@@ -160,6 +162,20 @@ class MeasuredTier:
         if timed.first is not None:
             rest_bytes = timed.transferred_bytes - timed.first_bytes
             self.estimate.add(timed.first - timed.started, self._clock() - timed.first, rest_bytes)
+
+    def begin(self, ref: ObjectRef, sink: Sink, ended: Ended) -> Begun | None:
+        timed = _Timed(sink, self._clock)
+
+        def observed(error: Exception | None) -> None:
+            if not isinstance(error, Anew):
+                now = self._clock()
+                kind = trio.Cancelled if isinstance(error, BrokenOff) else None if error is None else type(error)
+                self._observe(self.name, "read", now - timed.started, timed.transferred_bytes, kind)
+                if error is None and timed.first is not None:
+                    self.estimate.add(timed.first - timed.started, now - timed.first, timed.transferred_bytes - timed.first_bytes)
+            ended(error)
+
+        return self._begin(ref, timed, observed)
 
     async def aclose(self) -> None:
         await self._tier.aclose()
@@ -188,6 +204,9 @@ class Measured:
 
     async def read(self, ref: ObjectRef, offset: int, length: int, sink: Sink) -> None:
         await self._tier.read(ref, offset, length, sink)
+
+    def begin(self, ref: ObjectRef, sink: Sink, ended: Ended) -> Begun | None:
+        return self._tier.begin(ref, sink, ended)
 
     async def list(self, prefix: str, *, delimiter: bool = True, token: str = "", limit: int = MAX_PAGE) -> Page:
         with self._tier.reported("list", _nothing):

@@ -23,12 +23,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import trio
 
 from tiercache.core.backoff import Again, Backoff, after_failure
 from tiercache.core.record import Listed, ObjectRef, Page
 from tiercache.errors import BadResponse, TierError, Unavailable
+from tiercache.tiers.begun import Anew, Begun, BrokenOff, Ended, begin_of
 from tiercache.tiers.tier import MAX_PAGE, Cold, Place, Sink
 
 T = TypeVar("T")
@@ -54,6 +56,10 @@ class _Patience:
     def waited_seconds(self) -> float:
         return self._clock() - self._last_byte
 
+    @property
+    def is_over(self) -> bool:
+        return self.waited_seconds >= self._limit_seconds
+
     def attempt(self) -> trio.CancelScope:
         """The scope of the next attempt: it ends when patience does."""
         self._scope = scope = trio.CancelScope(deadline=trio.current_time() + self._limit_seconds - self.waited_seconds)
@@ -69,6 +75,38 @@ class _Patience:
     def _extend(self) -> None:
         assert self._scope is not None
         self._scope.deadline = trio.current_time() + self._limit_seconds - self.waited_seconds
+
+
+class _Begun:
+    """A read that was begun without a task, and the patience that there is with it."""
+
+    __slots__ = ("_begun", "_is_cancelled", "is_late", "patience")
+
+    def __init__(self, patience: _Patience) -> None:
+        self.patience = patience
+        self.is_late = False
+        self._is_cancelled = False
+        self._begun: Begun | None = None
+
+    def on(self, begun: Begun) -> _Begun:
+        self._begun = begun
+        return self
+
+    def cancel(self) -> None:
+        assert self._begun is not None
+        self._is_cancelled = True
+        self._begun.cancel()
+
+    def abandon(self) -> None:
+        assert self._begun is not None
+        self._begun.abandon()
+
+    def look(self) -> None:
+        if self._is_cancelled:
+            self.abandon()
+        elif self.patience.is_over:
+            self.is_late = True
+            self.cancel()
 
 
 class _Watched:
@@ -117,15 +155,20 @@ class Retrying:
         self._on_retry = on_retry
         self._clock = clock
         self._closed = trio.Event()
+        self._begin = begin_of(cold)
+        self._failed: WeakKeyDictionary[Sink, tuple[_Patience, Exception]] = WeakKeyDictionary()
 
     async def read(self, ref: ObjectRef, offset: int, length: int, sink: Sink) -> None:
         at_start = sink.received_bytes
         before = at_start
-        patience = _Patience(self._policy.deadline_seconds, self._clock)
+        patience, failure = self._failed.pop(sink, None) or (_Patience(self._policy.deadline_seconds, self._clock), None)
         watched = _Watched(sink, patience)
 
         async def rest() -> None:
-            nonlocal before
+            nonlocal before, failure
+            if failure is not None:
+                first, failure = failure, None
+                raise first
             before = sink.received_bytes
             done_bytes = before - at_start
             if done_bytes < length:  # else the attempt before failed after its last byte
@@ -135,6 +178,20 @@ class Retrying:
             return isinstance(error, BadResponse) and sink.received_bytes > before
 
         await self._persist("read", ref.key, rest, patience, spoilt)
+
+    def begin(self, ref: ObjectRef, sink: Sink, ended: Ended) -> Begun | None:
+        patience = _Patience(self._policy.deadline_seconds, self._clock)
+        mine = _Begun(patience)
+
+        def judged(error: Exception | None) -> None:
+            if isinstance(error, BrokenOff):
+                error = self._no_answer("read", ref.key) if mine.is_late else Unavailable(f"{self.name}: the read was broken off")
+            if error is not None and not isinstance(error, Anew):
+                self._failed[sink] = patience, error
+            ended(error)
+
+        begun = self._begin(ref, sink, judged)
+        return None if begun is None else mine.on(begun)
 
     async def list(self, prefix: str, *, delimiter: bool = True, token: str = "", limit: int = MAX_PAGE) -> Page:
         patience = _Patience(self._policy.deadline_seconds, self._clock)
@@ -178,10 +235,13 @@ class Retrying:
                 continue
             if last is not None:
                 raise last
-            raise Unavailable(
-                f"{self.name}: {operation} of {key!r} had no answer for {self._policy.deadline_seconds:g} s",
-                hint="check that the store is reachable",
-            )
+            raise self._no_answer(operation, key)
+
+    def _no_answer(self, operation: str, key: str) -> Unavailable:
+        return Unavailable(
+            f"{self.name}: {operation} of {key!r} had no answer for {self._policy.deadline_seconds:g} s",
+            hint="check that the store is reachable",
+        )
 
     def _wait_after(self, error: TierError, failures_count: int, patience: _Patience) -> float:
         """Seconds to wait before the next attempt; raises `error` when there is to be none."""

@@ -15,11 +15,13 @@ the switch of tasks are most of what a GET costs the event loop.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from enum import IntEnum
 
 import trio
 
-from tiercache.errors import BadResponse, HotFull, HotSick, TierError, Unavailable
+from tiercache.errors import BadResponse, HotFull, HotSick, TiercacheError, TierError, Unavailable
+from tiercache.tiers.begun import BrokenOff
 from tiercache.tiers.cold import _fetch
 from tiercache.tiers.cold.dial import Timeouts, no_tls, untrusted
 from tiercache.tiers.cold.endpoint import Route
@@ -28,6 +30,8 @@ from tiercache.tiers.cold.refusal import MAX_ERROR_BYTES, Refusal
 from tiercache.tiers.cold.wanted import HOLD_BACK_BYTES, Wanted
 from tiercache.tiers.hot import refusal
 from tiercache.tiers.tier import FilePlace, Place, Sink
+
+Judged = Callable[[Refusal | Exception | None], None]
 
 MAX_THREADS = 1024
 QUIET_BYTES = 128 << 10  # of what comes in one go there is nothing to tell before its end
@@ -64,6 +68,46 @@ class Code(IntEnum):
     SSL_CONNECT_ERROR = 35
     GOT_NOTHING = 52
     PEER_FAILED_VERIFICATION = 60
+
+
+class Small:
+    """A small order that no task waits for (`begun.py`): `judged` hears how it ended."""
+
+    __slots__ = ("_fetcher", "_is_cancelled", "_judged", "_order", "_place", "_sink", "_wanted")
+
+    def __init__(self, fetcher: Fetcher, order: _fetch.Order, wanted: Wanted, place: Place, sink: Sink, judged: Judged) -> None:
+        self._fetcher = fetcher
+        self._order = order
+        self._wanted = wanted
+        self._place = place
+        self._sink = sink
+        self._judged = judged
+        self._is_cancelled = False
+
+    def changed(self) -> None:
+        """A held order changes once, at its end."""
+        outcome: Refusal | Exception | None
+        _adopt(self._order, self._place)
+        try:
+            outcome = self._fetcher.conclude(self._order, None, self._wanted, 0, self._place, self._sink)
+        except TiercacheError as error:
+            outcome = BrokenOff() if self._is_cancelled else error
+        self._judged(outcome)
+
+    def look(self) -> None:
+        """Its deadline is a matter of who has one."""
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self._order.cancel()
+
+    def abandon(self) -> None:
+        if self._order.task is None:
+            return
+        self._order.task = None
+        if isinstance(self._place, FilePlace):
+            self._place.is_stuck = self._order.at_disk
+        self._judged(BrokenOff())
 
 
 class Fetcher:
@@ -114,6 +158,20 @@ class Fetcher:
             await self._end(order, place)
             raise
 
+    def begin(self, target: bytes, lines: bytes, wanted: Wanted, sink: Sink, judged: Judged) -> Small | None:
+        """As `get`, without a task. None: the order is not small, or cannot be posted; `get` says why."""
+        if not _is_held(wanted):
+            return None
+        place = sink.place(wanted.length)
+        if isinstance(place, FilePlace) and place.file.fd < 0 and not place.is_alone:
+            return None
+        try:
+            order = self._post(target, lines, wanted, place)
+        except TiercacheError:
+            return None
+        order.task = small = Small(self, order, wanted, place, sink, judged)
+        return small
+
     async def _ensure(self, place: FilePlace) -> None:
         place.is_stuck = True
         await trio.to_thread.run_sync(place.file.ensure, abandon_on_cancel=True, limiter=self._limiter)
@@ -146,10 +204,12 @@ class Fetcher:
             while not self._pool.is_over:
                 await trio.lowlevel.wait_readable(self._pool.fileno())
                 for order in self._pool.changed():
-                    task = order.task
-                    if task is not None:
-                        order.task = None
-                        trio.lowlevel.reschedule(task)
+                    waiting = order.task
+                    order.task = None
+                    if isinstance(waiting, Small):
+                        waiting.changed()
+                    elif waiting is not None:
+                        trio.lowlevel.reschedule(waiting)
         finally:
             self._is_listening = False
 
@@ -172,7 +232,7 @@ class Fetcher:
             landed_bytes, is_done = order.progress()
             _adopt(order, place)
             if is_done:
-                return self._conclude(order, head, wanted, told_bytes, place, sink)
+                return self.conclude(order, head, wanted, told_bytes, place, sink)
             if landed_bytes > told_bytes:
                 if head is None:
                     head = self._head(order)
@@ -180,7 +240,7 @@ class Fetcher:
                 sink.landed(landed_bytes - told_bytes)
                 told_bytes = landed_bytes
 
-    def _conclude(
+    def conclude(
         self, order: _fetch.Order, head: Head | None, wanted: Wanted, told_bytes: int, place: Place, sink: Sink
     ) -> Refusal | None:
         """The order has ended."""

@@ -29,6 +29,7 @@ import trio
 from tiercache import __version__
 from tiercache.core.record import Listed, ObjectRef, Page
 from tiercache.errors import AccessDenied, BadResponse, NotFound, SetupError, TierError
+from tiercache.tiers.begun import Anew, Begun, Ended
 from tiercache.tiers.cold.dial import Abort, Timeouts
 from tiercache.tiers.cold.endpoint import Endpoint
 from tiercache.tiers.cold.http import Pool, Response
@@ -107,6 +108,24 @@ class S3Cold:
             await self._in_thread(partial(self._read, ref, offset, length, sink))
         else:
             await self._fetch(self._fetcher, ref, offset, length, sink)
+
+    def begin(self, ref: ObjectRef, sink: Sink, ended: Ended) -> Begun | None:
+        """See `begun.py`."""
+        if self._fetcher is None or not self._endpoint.has_keys_at_hand:
+            return None
+        try:
+            wanted = Wanted(ref, 0, ref.size_bytes, self._shown(ref.key))
+        except BadResponse:
+            return None
+
+        def judged(outcome: Refusal | Exception | None) -> None:
+            if isinstance(outcome, Refusal):  # other credentials would have to be waited for
+                is_over = not outcome.is_expired
+                outcome = outcome.error(self._asked("GET", "s3:GetObject", ref.key), self._endpoint) if is_over else Anew()
+            ended(outcome)
+
+        target, lines = self._question("GET", ref.key, self._endpoint.keys(), wanted.headers)
+        return self._fetcher.begin(target.encode(), lines.encode("latin-1"), wanted, sink, judged)
 
     async def list(self, prefix: str, *, delimiter: bool = True, token: str = "", limit: int = MAX_PAGE) -> Page:
         if len(prefix.encode("utf-8", "surrogateescape")) > MAX_KEY_BYTES:
