@@ -16,6 +16,8 @@
 #include "requests.h"
 #include "serving.h"
 
+enum { OPENS_MOST = 64 }; /* taken at once */
+
 static bool is_mounted;
 
 /* -- between pyfuse3 and libfuse ------------------------------------------------------------------------------------- */
@@ -253,6 +255,41 @@ static PyObject *hand_over(PyObject *self, PyObject *args)
     return PyBool_FromLong(is_native);
 }
 
+static PyObject *opens_fd(PyObject *self, PyObject *unused)
+{
+    return PyLong_FromLong(serving_opens_fd());
+}
+
+static PyObject *take_opens(PyObject *self, PyObject *limit)
+{
+    struct open_request taken[OPENS_MOST];
+    long most = PyLong_AsLong(limit);
+
+    if (most == -1 && PyErr_Occurred())
+        return NULL;
+    size_t count = serving_take_opens(taken, most < 0 ? 0 : most < OPENS_MOST ? (size_t)most : OPENS_MOST);
+    PyObject *found = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; found && i < count; i++) {
+        PyObject *item = Py_BuildValue("(KKI)", (unsigned long long)taken[i].unique, (unsigned long long)taken[i].inode, taken[i].flags);
+        if (item)
+            PyList_SET_ITEM(found, (Py_ssize_t)i, item);
+        else
+            Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyObject *answer_open(PyObject *self, PyObject *args)
+{
+    unsigned long long unique, fh;
+    int error;
+
+    if (!PyArg_ParseTuple(args, "KiK", &unique, &error, &fh))
+        return NULL;
+    serving_answer_open(unique, error, fh);
+    Py_RETURN_NONE;
+}
+
 static PyObject *forget_name(PyObject *self, PyObject *args)
 {
     unsigned long long parent;
@@ -381,6 +418,9 @@ static PyMethodDef methods[] = {
     {"withdraw_object", withdraw_object, METH_O, NULL},
     {"uses", uses, METH_O, NULL},
     {"hand_over", hand_over, METH_VARARGS, NULL},
+    {"opens_fd", opens_fd, METH_NOARGS, NULL},
+    {"take_opens", take_opens, METH_O, NULL},
+    {"answer_open", answer_open, METH_VARARGS, NULL},
     {"forget_name", forget_name, METH_VARARGS, NULL},
     {"harvest", harvest, METH_O, NULL},
     {"opened", opened, METH_NOARGS, NULL},

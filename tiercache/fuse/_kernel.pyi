@@ -41,6 +41,15 @@ def hand_over(inode: int, blob: bytes, /) -> bool:
     """Called as the last thing before an OPEN is answered. True: answer with the handle `inode | NATIVE_HANDLE`; reads and the
     release will not come here."""
 
+def opens_fd() -> int:
+    """Readable while `take_opens` has something. From the first call on pyfuse3 sees no OPEN any more."""
+
+def take_opens(limit: int, /) -> list[tuple[int, int, int]]:
+    """OPENs to be answered: number of the request, inode, flags. At most `limit`, and a bounded number."""
+
+def answer_open(unique: int, errno: int, handle: int, /) -> None:
+    """`handle` counts where `errno` is 0."""
+
 def forget_name(parent: int, name: bytes, /) -> None:
     """Python is asked for the name again, however long its last answer was to be believed."""
 

@@ -59,6 +59,10 @@ class Connection(NamedTuple):
     table_fd: int
 
 
+OpenRequest = tuple[int, int, int]
+"""Number of the request, inode, flags."""
+
+
 class Path(NamedTuple):
     """How hot files are read: "passthrough" or "plain", and why not better. `is_native`: without Python."""
 
@@ -97,6 +101,10 @@ class Native:
             if error.errno == errno.EPROTO:
                 reason = "the daemon that left it was of a version that kept other records"
             raise SetupError(f"the mount cannot be taken over: {reason}", hint="unmount it and mount anew") from error
+
+    @property
+    def is_mounted(self) -> bool:
+        return self._is_mounted
 
     @property
     def connection(self) -> Connection | None:
@@ -156,6 +164,19 @@ class Native:
     def counts(self) -> dict[str, int]:
         counted: dict[str, int] = self._kernel.counts()
         return counted
+
+    # -- opens that need Python
+
+    def opens_fd(self) -> int:
+        """Readable while `take_opens` has something. From the first call on pyfuse3 sees no OPEN any more."""
+        return int(self._kernel.opens_fd())
+
+    def take_opens(self, limit: int) -> list[OpenRequest]:
+        taken: list[OpenRequest] = self._kernel.take_opens(limit)
+        return taken
+
+    def answer_open(self, unique: int, number: int, handle: int) -> None:
+        self._kernel.answer_open(unique, number, handle)
 
     # -- publication
 

@@ -220,12 +220,16 @@ class Operations(pyfuse3.Operations):
 
     # -- files
 
-    @operation("open")
     async def open(self, inode: int, flags: int, _ctx: RequestContext) -> FileInfo:
+        return FileInfo(fh=pyfuse3.FileHandleT(await self.open_file(inode, flags)), keep_cache=True)
+
+    @operation("open")
+    async def open_file(self, inode: int, flags: int) -> int:
+        """The handle."""
         if flags & (os.O_ACCMODE | os.O_TRUNC | os.O_APPEND) != os.O_RDONLY:
             raise FUSEError(errno.EROFS)
         is_handed_over = await self._reader.open(Inode(inode))
-        return FileInfo(fh=pyfuse3.FileHandleT(inode | NATIVE_HANDLE if is_handed_over else inode), keep_cache=True)
+        return inode | NATIVE_HANDLE if is_handed_over else inode
 
     @operation("read")
     async def read(self, fh: int, off: int, size: int) -> bytes:

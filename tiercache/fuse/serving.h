@@ -45,6 +45,17 @@ void serving_close(void);
 ssize_t serving_receive(void *into, size_t size);
 ssize_t serving_reply(struct iovec *pieces, int count);
 
+/* OPENs, which Python takes in batches and answers itself: by way of libfuse and pyfuse3 each would take a pass of its event loop.
+ * From the first call of serving_opens_fd on, libfuse gets no more of them. The descriptor is readable while there are any. */
+struct open_request {
+    uint64_t unique, inode;
+    uint32_t flags;
+};
+int serving_opens_fd(void);
+size_t serving_take_opens(struct open_request *into, size_t most);
+/* `fh` as FileInfo has it; it counts where `error` is 0. */
+void serving_answer_open(uint64_t unique, int error, uint64_t fh);
+
 int serving_fuse_fd(void);
 int serving_table_fd(void);
 uint64_t serving_offered(void);

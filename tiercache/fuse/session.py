@@ -13,6 +13,7 @@ import trio
 from tiercache.core.record import Inode
 from tiercache.errors import SetupError
 from tiercache.fuse.native import Connection, Native, Path  # before pyfuse3: see there
+from tiercache.fuse.opens import Opens
 from tiercache.fuse.operations import Operations
 
 import pyfuse3  # isort: skip
@@ -90,7 +91,11 @@ class Session:
         Whether the mount point goes as well is not decided here.
         """
         try:
-            await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
+            async with trio.open_nursery() as nursery:
+                if self._native is not None and self._native.is_mounted:
+                    nursery.start_soon(Opens(self._native, self._operations, nursery).serve)
+                await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
+                nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._close)
