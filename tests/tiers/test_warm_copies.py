@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from tests.tiers.warm_copies import CHUNK_BYTES, Flash, flash, ref_of
 from tiercache.core.record import ObjectId
 from tiercache.errors import NotHeld
+from tiercache.tiers.warm import catalogue
 from tiercache.tiers.warm.copies import ABSENT_SECONDS, Copies
 from tiercache.tiers.warm.hedging import PATIENCE_SECONDS
 from tiercache.tiers.warm.target import Target
@@ -174,3 +176,41 @@ async def test_a_bad_segment_is_taken_from_another_target(tmp_path: Path) -> Non
         await store.catalogues.refresh()
         for key, data in SMALL.items():
             assert await store.read(key, data) == data
+
+
+async def test_who_reads_right_after_the_start_waits_until_packs_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(monkeypatch)
+    async with flash(tmp_path) as store:
+        await store.write_pack(SMALL)
+        node = store.another_node()
+        slow = store.targets.all[0]
+        counting.slow[slow.path] = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.catalogues.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(_release, counting.slow[slow.path])
+            assert await node.read("small/3", SMALL["small/3"]) == SMALL["small/3"]
+            nursery.cancel_scope.cancel()
+
+
+async def _release(event: trio.Event) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    event.set()
+
+
+async def test_nobody_waits_long_for_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "FIRST_LOOK_SECONDS", 0.1)
+    counting = Counting(monkeypatch)
+    async with flash(tmp_path) as store:
+        await store.write_pack(SMALL)
+        node = store.another_node()
+        for target in store.targets.all:
+            counting.slow[target.path] = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.catalogues.run)
+            object_id = ref_of("small/3", SMALL["small/3"]).object_id
+            with trio.fail_after(PATIENCE_SECONDS):
+                assert await node.copies.find(object_id, in_packs_only=True) == []
+            nursery.cancel_scope.cancel()

@@ -21,6 +21,8 @@ from tiercache.tiers.warm.target import Target
 from tiercache.tiers.warm.targets import Targets
 
 POLL_SECONDS = 5.0
+FIRST_LOOK_SECONDS = 3.0
+"""From the start on, in which readers wait for the packs to be known instead of asking the cold tier for what lies in them."""
 LOADS_AT_ONCE = 4
 LOAD_SECONDS = 15.0  # then another target is tried
 MANIFEST_LIMIT_BYTES = 64 << 20
@@ -41,6 +43,8 @@ class Catalogues:
         self._loaded: set[Segment] = set()
         self._bad: set[tuple[bytes, Segment]] = set()  # (target, segment) that could not be read: again when asked to refresh
         self._refreshing = trio.Lock()
+        self._first_look = trio.Event()
+        self._began_at: float | None = None
 
     @property
     def catalogue(self) -> Catalogue:
@@ -66,11 +70,20 @@ class Catalogues:
     def clear(self) -> None:
         """Forget all packs, until the targets are asked again."""
         self.is_loaded = False
+        self._first_look = trio.Event()
         self._catalogue = Catalogue()
         self._loaded.clear()
         self._bad.clear()
 
+    async def first_look(self) -> bool:
+        """Is it loaded? Waits for that during the first seconds of `run`, and never afterwards."""
+        if self._began_at is not None and not self.is_loaded:
+            with trio.move_on_at(self._began_at + FIRST_LOOK_SECONDS):
+                await self._first_look.wait()
+        return self.is_loaded
+
     async def run(self) -> None:
+        self._began_at = trio.current_time()
         while True:
             await self._refresh()
             await trio.sleep(self._poll_seconds)
@@ -99,6 +112,7 @@ class Catalogues:
                     self.drop(*segment)
             if len(failed) < len(self._targets.all):
                 self.is_loaded = True
+                self._first_look.set()
 
     async def _list(self, target: Target, seen: dict[Segment, list[Target]], failed: list[Target]) -> None:
         try:

@@ -135,6 +135,8 @@ class Copies:
                 return list(kept)
             if packed := await self._packed(object_id):
                 return packed
+            if not self.catalogues.is_loaded and await self.catalogues.first_look():
+                continue
             if in_packs_only:
                 return []
             absent_until = self._absent.get(object_id)
