@@ -31,6 +31,7 @@ SIZES_BYTES = (1, 20 * KIB, 100 * KIB, 700 * KIB, MIB + 3, 9 * MIB + 17)
 LONG_SECONDS = 240.0
 DEADLINE_SECONDS = 2.0
 COLD = {"deadline": f"{DEADLINE_SECONDS:g}s"}
+RESTART_SECONDS = 30.0
 WARM_SECONDS = 10.0  # what is waited for targets that hang
 
 
@@ -208,6 +209,8 @@ def test_with_one_more_the_store_gives_the_bytes_and_without_it_reads_fail_soon(
     with world(bucket, proxy, mounting, tmp_path, cold=COLD) as (mount, targets, files):
         for number in targets.suffering("hung"):
             targets.break_one(number, "hung", rng)
+        with bounded(RESTART_SECONDS):
+            assert sum("does not answer" in notice for notice in mount.remount()["notices"]) == 2
         proxy.stop()
         for name, data in files.contents.items():
             assert read(mount, name) == data, name  # m are gone, and the store too
