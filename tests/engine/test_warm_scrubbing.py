@@ -247,8 +247,10 @@ async def test_the_generation_that_can_be_read_stays(tmp_path: Path) -> None:
         assert found.found["lost"] == 1
         assert found.repaired_count == 0
         assert len(paths_of(store, lost)) == 6
+        assert found.damaged_count == 1
         age(*paths_of(store, lost))
-        await scrubbing.run(repair=True)
+        removed = await scrubbing.run(repair=True)
+        assert (removed.found["lost"], removed.damaged_count) == (1, 0)
         assert paths_of(store, lost) == []
         assert len(paths_of(store, good)) == 9
         assert await store.another_node().read("object/4", data) == data

@@ -356,9 +356,10 @@ class _Pass:
             self._observer.damaged(_COUNTED_AS.get(fault.kind, fault.kind))
         if condition.is_lost:
             self._say("lost", None, manifest_path(*name, is_pack=manifest.is_pack))
-            self._progress.damaged_count += 1
             if self._repair and not manifest.is_sole and all(map(self._is_old, manifests)):
-                await self._remove_copy(manifest)
+                await self._remove_copy(manifest)  # what is not there any more is not damaged
+            else:
+                self._progress.damaged_count += 1
             return False
         outcome = await self._repairs.mend(condition) if self._repair else None
         is_damaged = bool(condition.faults) or not manifests_are_right or outcome not in (None, "whole")
