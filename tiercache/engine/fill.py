@@ -10,8 +10,8 @@ pay a round trip each. Why not wait for the whole chunk: the first byte would co
 
 Interleaving: `_fills` maps (object, chunk) to the running fill; it is entered before the first await and left after the
 chunk is committed or the fill has failed, so between two awaits a chunk is present, being filled, or absent.
-A fill is a task of the engine's nursery, not of its first caller: a cancelled caller leaves it running for the
-others, and its end is bounded by the cold tier's deadline.
+A fill belongs to the engine, not to its first caller: a cancelled caller leaves it running for the others, and its end is
+bounded by the cold tier's deadline. It is a task, or for a small object, as long as nothing fails, not even that (`_begin`).
 """
 
 from __future__ import annotations
