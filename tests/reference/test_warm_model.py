@@ -58,7 +58,7 @@ weighted: list[tuple[int, st.SearchStrategy[Step]]] = [
     (1, st.builds(Recover, positions)),
     (2, st.builds(Probe, nodes)),
     (2, st.builds(Scrub, nodes, st.booleans())),
-    (2, st.builds(Crash, nodes, st.integers(0, 150), st.sampled_from(["demote", "repair", "nothing"]))),
+    (2, st.builds(Crash, nodes, st.integers(0, 150), st.sampled_from(["demote", "repair", "nothing"]), st.booleans())),
     (1, st.builds(Cold, st.booleans())),
     (1, st.builds(Storm, st.integers(0, 1 << 30))),
     (1, st.builds(Mend, nodes)),
@@ -77,10 +77,10 @@ def weather(monkeypatch: pytest.MonkeyPatch) -> Weather:
     return made
 
 
-async def play(weather: Weather, shape: tuple[str, int], history: Sequence[Step]) -> None:
+async def play(weather: Weather, shape: tuple[str, int], is_pressed: bool, history: Sequence[Step]) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as home, trio.fail_after(HANGS_SECONDS):
         async with trio.open_nursery() as nursery:
-            model = Model(Path(home), nursery, weather, *shape)
+            model = Model(Path(home), nursery, weather, *shape, is_pressed=is_pressed)
             try:
                 await model.start()
                 for step in history:
@@ -95,13 +95,17 @@ SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_s
 
 
 @settings(SETTINGS, max_examples=15)
-@given(st.sampled_from(SHAPES), histories)
-def test_the_warm_tier_agrees_with_the_model(weather: Weather, shape: tuple[str, int], history: list[Step]) -> None:
-    trio.run(play, weather, shape, history)
+@given(st.sampled_from(SHAPES), st.booleans(), histories)
+def test_the_warm_tier_agrees_with_the_model(
+    weather: Weather, shape: tuple[str, int], is_pressed: bool, history: list[Step]
+) -> None:
+    trio.run(play, weather, shape, is_pressed, history)
 
 
 @pytest.mark.soak
 @settings(SETTINGS, max_examples=600)
-@given(st.sampled_from(SHAPES), histories)
-def test_the_warm_tier_agrees_with_the_model_for_long(weather: Weather, shape: tuple[str, int], history: list[Step]) -> None:
-    trio.run(play, weather, shape, history)
+@given(st.sampled_from(SHAPES), st.booleans(), histories)
+def test_the_warm_tier_agrees_with_the_model_for_long(
+    weather: Weather, shape: tuple[str, int], is_pressed: bool, history: list[Step]
+) -> None:
+    trio.run(play, weather, shape, is_pressed, history)

@@ -18,6 +18,7 @@ import random
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -37,6 +38,8 @@ KEYS = ("a", "b", "c", "d/e", "d/f")
 SIZES = (1, 4096, PACKED_BYTES - 1, PACKED_BYTES, PACKED_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 777)
 NODES_COUNT = 2
 READ_SECONDS = 30.0
+HOT_BYTES = (1 << 20) + 6 * CHUNK_BYTES  # the first is what the index is taken to occupy
+"""Of a pressed node: less than the objects may have together, so that it demotes by itself what it has to let go of."""
 LOSSES: tuple[str, ...] = ("deleted", "emptied", "noise")
 WEATHERS: tuple[str, ...] = ("failing", "read-only", "full", "hanging", "mute")
 
@@ -106,6 +109,7 @@ class Crash:
     node: int
     calls_count: int
     work: str
+    amid: bool  # while the other node reads and demotes
 
 
 @dataclass(frozen=True)
@@ -147,9 +151,18 @@ class Process:
         model = self._model
         try:
             async with node_on(
-                self._home, model.targets, model.store, model.geometry, faults=model.faults, index=self._index
+                self._home,
+                model.targets,
+                model.store,
+                model.geometry,
+                faults=model.faults,
+                index=self._index,
+                capacity_bytes=HOT_BYTES if model.is_pressed else 1 << 30,
             ) as self.node:
-                self.node.mount.engine.nursery.start_soon(self.node.warm.repairs.run)
+                if model.is_pressed:
+                    self.node.mount.engine.start()
+                else:
+                    self.node.mount.engine.nursery.start_soon(self.node.warm.repairs.run)
                 model.set_deadlines(self.node)
                 task_status.started()
                 await self._end.wait()
@@ -164,10 +177,15 @@ class Process:
 
 
 class Model:
-    def __init__(self, home: Path, nursery: trio.Nursery, weather: Weather, geometry: str, targets_count: int) -> None:
+    """`is_pressed`: the nodes' hot tiers are small, and all that daemons do by themselves is done."""
+
+    def __init__(
+        self, home: Path, nursery: trio.Nursery, weather: Weather, geometry: str, targets_count: int, *, is_pressed: bool
+    ) -> None:
         self.home = home
         self.nursery = nursery
         self.weather = weather
+        self.is_pressed = is_pressed
         self.geometry = geometry
         self.parity_count = int(geometry.split("+")[1])
         self.targets = [home / f"target{number}" for number in range(targets_count)]
@@ -353,20 +371,27 @@ class Model:
 
     async def crash(self, step: Crash) -> None:
         process = self.processes[step.node]
-        with living(process.life):
-            node = process.node
-            if step.work == "demote":
+        if step.work == "demote":
+            for key in KEYS:
+                await self.read(step.node, key, fresh=False)
+        process.life.dies_after(step.calls_count)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._work_until_dead, process, step.work)
+            if step.amid:
                 for key in KEYS:
-                    await self.read(step.node, key, fresh=False)
-                process.life.dies_after(step.calls_count)
-                outcomes = await node.demote()
-                if process.life.spend():
-                    self._demoted(outcomes, was_covered=False)
-            elif step.work == "repair":
-                process.life.dies_after(step.calls_count)
-                await node.scrub(repair=True)
+                    nursery.start_soon(partial(self.read, 1 - step.node, key, fresh=False))
+                nursery.start_soon(partial(self.demote, 1 - step.node, fill=False, evict=True))
         await process.kill()
         await process.start()
+
+    async def _work_until_dead(self, process: Process, work: str) -> None:
+        with living(process.life):
+            if work == "demote":
+                outcomes = await process.node.demote()
+                if process.life.spend():
+                    self._demoted(outcomes, was_covered=False)
+            elif work == "repair":
+                await process.node.scrub(repair=True)
 
     async def storm(self, rng: random.Random) -> None:
         """Both nodes read, demote and scrub at once."""

@@ -101,6 +101,7 @@ async def node_on(
     *,
     faults: Unreadable | None = None,
     index: MemoryIndex | None = None,
+    capacity_bytes: int = 1 << 30,
 ) -> AsyncIterator[Node]:
     """A node whose own directories lie in `home`. Chunks and packs are small, so that small objects meet what large ones do."""
     await trio.Path(home).mkdir(exist_ok=True)
@@ -114,7 +115,9 @@ async def node_on(
         pack_threshold_bytes=PACKED_BYTES,
     )
     cold, numbers = Faulty(store, faults), limits(CHUNK_BYTES)
-    async with engine_on(home, cold, index=index, warm=settings, numbers=numbers, ttl_seconds=0.0) as mount:
+    async with engine_on(
+        home, cold, index=index, capacity_bytes=capacity_bytes, warm=settings, numbers=numbers, ttl_seconds=0.0
+    ) as mount:
         node = Node(mount, home, faults)
         await node.warm.catalogues.refresh()
         yield node
