@@ -12,7 +12,8 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.reference.warm_model import (
+from tests.reference.warm_model import Model
+from tests.reference.warm_steps import (
     KEYS,
     LOSSES,
     NODES_COUNT,
@@ -23,7 +24,6 @@ from tests.reference.warm_model import (
     Damage,
     Demote,
     Mend,
-    Model,
     Overwrite,
     Probe,
     Read,
@@ -94,7 +94,7 @@ async def play(weather: Weather, shape: tuple[str, int], is_pressed: bool, histo
 SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
-@settings(SETTINGS, max_examples=15)
+@settings(SETTINGS, max_examples=25)
 @given(st.sampled_from(SHAPES), st.booleans(), histories)
 def test_the_warm_tier_agrees_with_the_model(
     weather: Weather, shape: tuple[str, int], is_pressed: bool, history: list[Step]

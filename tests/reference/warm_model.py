@@ -17,117 +17,45 @@ import os
 import random
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import trio
 
 from tests.engine.engines import KIB, content, until
+from tests.reference.warm_steps import (
+    KEYS,
+    NODES_COUNT,
+    SIZES,
+    Cold,
+    Crash,
+    Damage,
+    Demote,
+    Mend,
+    Overwrite,
+    Probe,
+    Read,
+    Recover,
+    Scrub,
+    Step,
+    Storm,
+    Survive,
+    Trouble,
+)
 from tests.warm.damage import KINDS, noise
-from tests.warm.nodes import CHUNK_BYTES, PACKED_BYTES, Node, Unreadable, node_on
+from tests.warm.nodes import CHUNK_BYTES, Node, Unreadable, node_on
 from tests.warm.surveying import Survey, differing, survey
 from tests.warm.trouble import HASTY, Life, Weather, living
 from tiercache.engine.demotion import Outcome
+from tiercache.engine.warm_scrubbing import GRACE_SECONDS
 from tiercache.errors import BadResponse, Unavailable
 from tiercache.index.memory import MemoryIndex
 from tiercache.tiers.memory import MemoryCold
-from tiercache.tiers.warm.target import Deadlines
+from tiercache.tiers.warm.target import Deadlines, Target
 
-KEYS = ("a", "b", "c", "d/e", "d/f")
-SIZES = (1, 4096, PACKED_BYTES - 1, PACKED_BYTES, PACKED_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 777)
-NODES_COUNT = 2
 READ_SECONDS = 30.0
 HOT_BYTES = (1 << 20) + 6 * CHUNK_BYTES  # the first is what the index is taken to occupy
 """Of a pressed node: less than the objects may have together, so that it demotes by itself what it has to let go of."""
-LOSSES: tuple[str, ...] = ("deleted", "emptied", "noise")
-WEATHERS: tuple[str, ...] = ("failing", "read-only", "full", "hanging", "mute")
-
-
-@dataclass(frozen=True)
-class Overwrite:
-    key: str
-    size_bytes: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Read:
-    node: int
-    key: str
-    fresh: bool  # not from the hot tier
-
-
-@dataclass(frozen=True)
-class Survive:
-    """The store gives nothing, and everything is read all the same."""
-
-    node: int
-
-
-@dataclass(frozen=True)
-class Demote:
-    node: int
-    fill: bool  # everything is read before
-    evict: bool
-
-
-@dataclass(frozen=True)
-class Trouble:
-    target: int
-    kind: str
-
-
-@dataclass(frozen=True)
-class Damage:
-    """To one file: of all there are, the one at this share."""
-
-    place: float
-    kind: int
-
-
-@dataclass(frozen=True)
-class Recover:
-    target: int
-
-
-@dataclass(frozen=True)
-class Probe:
-    node: int
-
-
-@dataclass(frozen=True)
-class Scrub:
-    node: int
-    repair: bool
-
-
-@dataclass(frozen=True)
-class Crash:
-    """While it demotes, repairs, or idles: after so many calls of its on targets."""
-
-    node: int
-    calls_count: int
-    work: str
-    amid: bool  # while the other node reads and demotes
-
-
-@dataclass(frozen=True)
-class Cold:
-    is_down: bool
-
-
-@dataclass(frozen=True)
-class Storm:
-    seed: int
-
-
-@dataclass(frozen=True)
-class Mend:
-    node: int
-
-
-Step = Overwrite | Read | Survive | Demote | Trouble | Damage | Recover | Probe | Scrub | Crash | Cold | Storm | Mend
 
 
 class Process:
@@ -141,8 +69,10 @@ class Process:
         self._index = MemoryIndex()
         self._end = trio.Event()
         self._ended = trio.Event()
+        self._is_pressed = False
 
-    async def start(self) -> None:
+    async def start(self, *, is_pressed: bool = False) -> None:
+        self._is_pressed = is_pressed
         self.life, self._end, self._ended = Life(), trio.Event(), trio.Event()
         with living(self.life):
             await self._model.nursery.start(self._run)
@@ -157,9 +87,9 @@ class Process:
                 model.geometry,
                 faults=model.faults,
                 index=self._index,
-                capacity_bytes=HOT_BYTES if model.is_pressed else 1 << 30,
+                capacity_bytes=HOT_BYTES if self._is_pressed else 1 << 30,
             ) as self.node:
-                if model.is_pressed:
+                if self._is_pressed:
                     self.node.mount.engine.start()
                 else:
                     self.node.mount.engine.nursery.start_soon(self.node.warm.repairs.run)
@@ -173,6 +103,7 @@ class Process:
         self.life.dies_after(0)
         self._end.set()
         await self._ended.wait()
+        self._model.departed += self.node.warm.targets.all
         self._index = self._index.reopened(other_boot=False)
 
 
@@ -192,6 +123,7 @@ class Model:
         self.store = MemoryCold(piece_bytes=16 * KIB)
         self.faults = Unreadable()
         self.processes: list[Process] = []
+        self.departed: list[Target] = []  # of dead nodes
         self.contents: dict[tuple[str, str], bytes] = {}
         self.present: dict[str, str] = {}
         self.in_trouble: set[Path] = set()
@@ -207,7 +139,7 @@ class Model:
             self.put(key, SIZES[(number * 3) % len(SIZES)], number)
         for number in range(NODES_COUNT):
             self.processes.append(Process(self, number))
-            await self.processes[-1].start()
+            await self.processes[-1].start(is_pressed=self.is_pressed)
 
     async def stop(self) -> None:
         self.weather.end_all()
@@ -255,7 +187,7 @@ class Model:
             case Probe():
                 await self.as_node(step.node, lambda node: node.probe())
             case Scrub():
-                await self.as_node(step.node, lambda node: node.scrub(repair=step.repair))
+                await self.scrub(step.node, repair=step.repair, grace_seconds=GRACE_SECONDS if self.is_pressed else 0.0)
             case Crash():
                 await self.crash(step)
             case Cold():
@@ -264,6 +196,9 @@ class Model:
                 await self.storm(random.Random(step.seed))
             case Mend():
                 await self.mend(step.node)
+
+    async def scrub(self, number: int, *, repair: bool, grace_seconds: float) -> None:
+        await self.as_node(number, lambda node: node.scrub(repair=repair, grace_seconds=grace_seconds))
 
     async def as_node(self, number: int, act: Callable[[Node], Awaitable[object]]) -> None:
         process = self.processes[number]
@@ -382,7 +317,7 @@ class Model:
                     nursery.start_soon(partial(self.read, 1 - step.node, key, fresh=False))
                 nursery.start_soon(partial(self.demote, 1 - step.node, fill=False, evict=True))
         await process.kill()
-        await process.start()
+        await process.start(is_pressed=self.is_pressed)
 
     async def _work_until_dead(self, process: Process, work: str) -> None:
         with living(process.life):
@@ -398,11 +333,11 @@ class Model:
         numbers = range(NODES_COUNT)
         works: list[Callable[[], Awaitable[object]]] = []
         for number in numbers:
-            works += [lambda number=number: self.read(number, rng.choice(KEYS), fresh=False) for _ in range(3)]
-            works.append(lambda number=number: self.demote(number, fill=rng.random() < 0.5, evict=rng.random() < 0.5))
-        if rng.random() < 0.5:
-            repair = rng.random() < 0.7
-            works.append(lambda: self.as_node(rng.choice(numbers), lambda node: node.scrub(repair=repair)))
+            works += [partial(self.read, number, rng.choice(KEYS), fresh=False) for _ in range(3)]
+            works.append(partial(self.demote, number, fill=rng.random() < 0.5, evict=rng.random() < 0.5))
+            if rng.random() < 0.5:
+                repair = rng.random() < 0.7
+                works.append(partial(self.scrub, number, repair=repair, grace_seconds=GRACE_SECONDS))
         rng.shuffle(works)
         async with trio.open_nursery() as nursery:
             for work in works:
@@ -411,8 +346,10 @@ class Model:
     # -- the end
 
     async def mend(self, number: int) -> None:
-        """Everything is back, and one node scrubs."""
+        """Everything is back, and one node scrubs, while nobody writes."""
         self.weather.end_all()
+        if self.is_pressed:
+            await self._restart(is_pressed=False)
         for process in self.processes:
             self.set_deadlines(process.node)
             await self._recovered(process)
@@ -421,15 +358,22 @@ class Model:
         with living(process.life):
             progress = await process.node.scrub(repair=True)
         assert progress.failures.count == 0, progress.failures.kept
-        seen = survey(self.targets)
-        self._assert_whole(seen)
+        self._assert_whole(survey(self.targets))
         self.in_trouble.clear()
         self.demoted &= self.names_on_targets()
+        if self.is_pressed:
+            await self._restart(is_pressed=True)
+
+    async def _restart(self, *, is_pressed: bool) -> None:
+        for process in self.processes:
+            await process.kill()
+            await process.start(is_pressed=is_pressed)
 
     async def _recovered(self, process: Process) -> None:
         """All targets are up, and what still hung has come back."""
         targets = process.node.warm.targets.all
-        await until(lambda: all(target._patience.outstanding_count == 0 for target in targets))
+        hung = [*targets, *self.departed]
+        await until(lambda: all(target._patience.outstanding_count == 0 for target in hung))
         with living(process.life):
             with trio.fail_after(READ_SECONDS):
                 await process.node.probe()

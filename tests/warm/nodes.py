@@ -78,10 +78,11 @@ class Node:
         await self.mount.settled()
         await self.mount.engine.holdings.evict([record.object_id for record in self.mount.engine.index.all_hot()])
 
-    async def scrub(self, *, repair: bool) -> ScrubProgress:
-        """A pass that takes nothing for young."""
+    async def scrub(self, *, repair: bool, grace_seconds: float = 0.0) -> ScrubProgress:
+        """A pass. One without grace takes nothing for young: nobody else may be writing."""
         progress = ScrubProgress()
-        scrub = WarmScrub(self.warm.targets, self.warm.copies, self.warm.repairs, Scrubbed(), self.cursor, 0, grace_seconds=0.0)
+        warm = self.warm
+        scrub = WarmScrub(warm.targets, warm.copies, warm.repairs, Scrubbed(), self.cursor, 0, grace_seconds=grace_seconds)
         await scrub.scrub(repair, progress)
         return progress
 
