@@ -127,6 +127,7 @@ class Repairs:
     async def _mend(self, condition: Condition) -> Outcome:
         manifest = condition.manifest
         if condition.is_lost:
+            self._copies.lost(manifest.object_id, manifest.generation)
             return "impossible"
         wanting = [index for index in condition.wanting if not self._may_come_back(condition, index)]
         rebuilt = await self._rebuild(condition, self._places(condition, wanting))

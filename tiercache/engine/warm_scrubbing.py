@@ -25,6 +25,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -35,7 +36,7 @@ import trio
 from tiercache.core.manifest import MANIFEST_HEADER_BYTES, UUID_BYTES, Manifest
 from tiercache.core.stripe import manifest_path, shard_path
 from tiercache.engine.progress import ScrubProgress
-from tiercache.engine.warm_examining import Condition, Pace, ShardFile, examine
+from tiercache.engine.warm_examining import Condition, Pace, ShardFile, examine, locate
 from tiercache.engine.warm_listing import Bucket, Listing, Name, OnTarget
 from tiercache.engine.warm_repair import Repairs
 from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
@@ -164,6 +165,7 @@ class _Pass:
         self._repair = repair
         self._progress = progress
         self._wrong_manifests = 0
+        self._readable: dict[Name, bool] = {}  # packs
         self._silent: set[str] = set()  # targets that did not answer at some time
         self._old_before: dict[str, float] = {}  # target -> time by its own clock; what is younger is left alone
 
@@ -239,7 +241,7 @@ class _Pass:
             manifest = await self._look_at_manifests(name, manifests, is_pack=name in found.packs)
             if manifest is None:
                 continue
-            if keeper is not None or self._has_older_members(manifest):
+            if keeper is not None or await self._has_older_members(manifest):
                 await self._look_at_superseded(found, manifest, manifests)
             elif await self._look_at_copy(found, manifest, manifests, manifests_are_right=self._wrong_manifests == before):
                 keeper = manifest
@@ -314,16 +316,28 @@ class _Pass:
 
     # -- copies
 
-    def _has_older_members(self, manifest: Manifest) -> bool:
-        """Is it a pack of which every member is in an older one, too?"""
+    async def _has_older_members(self, manifest: Manifest) -> bool:
+        """Is it a pack of which every member is in an older one, too, that can be read?"""
         if not manifest.is_pack or manifest.stripes_count == 0:
             return False
         own = (manifest.generation, manifest.object_id)
         for number in range(manifest.stripes_count):
             packs = self._copies.catalogues.find(manifest.member_id(number))
-            if not any((generation, pack_id) < own for pack_id, generation, _ in packs):
+            older = [pack[:2] for pack in packs if (pack[1], pack[0]) < own]
+            if not any([await self._can_be_read(pack) for pack in older]):
                 return False
         return True
+
+    async def _can_be_read(self, pack: Name) -> bool:
+        """Found out once in a pass."""
+        if pack not in self._readable:
+            self._readable[pack] = False
+            copy = await self._copies.exactly(*pack, is_pack=True)
+            if copy is not None:
+                with suppress(Damaged):
+                    condition = await examine(copy.manifest, *await locate(self._targets, *pack), self._pace)
+                    self._readable[pack] = not condition.is_lost
+        return self._readable[pack]
 
     async def _look_at_superseded(self, found: Bucket, manifest: Manifest, manifests: Sequence[OnTarget]) -> None:
         if not all(map(self._is_old, manifests)):
@@ -356,6 +370,7 @@ class _Pass:
             self._observer.damaged(_COUNTED_AS.get(fault.kind, fault.kind))
         if condition.is_lost:
             self._say("lost", None, manifest_path(*name, is_pack=manifest.is_pack))
+            self._copies.lost(*name)
             if self._repair and not manifest.is_sole and all(map(self._is_old, manifests)):
                 await self._remove_copy(manifest)  # what is not there any more is not damaged
             else:

@@ -9,13 +9,16 @@ answers mean that nobody knows.
 Positive answers are kept (manifests never change), bounded by their bytes; negative ones for a few seconds. An object in a pack
 is found in the catalogues without asking anybody (`catalogue.py`). Repair may put a shard elsewhere than its manifest says; who
 finds it there notes it in `Copy.moved`.
+
+A copy of which too few pieces are left counts as none for `LOST_SECONDS`, so that another one is written. Then it is tried again:
+what a target has lost may have come back.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -34,6 +37,8 @@ KEPT_BYTES = 64 << 20
 KEPT_OVERHEAD_BYTES = 2048  # of one manifest besides its raw bytes
 ABSENT_SECONDS = 5.0
 ABSENT_COUNT = 65_536
+LOST_SECONDS = 600.0
+LOST_COUNT = 65_536
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -90,6 +95,7 @@ class Copies:
         self._kept_limit_bytes = kept_bytes
         self._kept_bytes = 0
         self._absent: OrderedDict[ObjectId, float] = OrderedDict()
+        self._lost: OrderedDict[tuple[ObjectId, Generation], float] = OrderedDict()
         self._looking: dict[ObjectId, trio.Event] = {}
 
     @property
@@ -98,10 +104,27 @@ class Copies:
 
     def known(self, object_id: ObjectId) -> bool:
         """Was a committed copy seen? No I/O."""
-        return object_id in self._kept or bool(self.catalogues.find(object_id))
+        if self._present(self._kept.get(object_id, ())):
+            return True
+        return any(not self.is_lost(pack_id, generation) for pack_id, generation, _ in self.catalogues.find(object_id))
+
+    def lost(self, object_id: ObjectId, generation: Generation) -> None:
+        """Every target was asked, and there are fewer than k pieces of some stripe. `object_id`: of an object or a pack."""
+        self._lost[object_id, generation] = self._clock() + LOST_SECONDS
+        self._lost.move_to_end((object_id, generation))
+        if len(self._lost) > LOST_COUNT:
+            self._lost.popitem(last=False)
+
+    def is_lost(self, object_id: ObjectId, generation: Generation) -> bool:
+        until = self._lost.get((object_id, generation))
+        return until is not None and self._clock() < until
+
+    def _present(self, copies: Iterable[Copy]) -> list[Copy]:
+        return [copy for copy in copies if not self.is_lost(copy.manifest.object_id, copy.generation)]
 
     def add(self, manifest: Manifest) -> None:
         """A copy that was just written, or repaired."""
+        self._lost.pop((manifest.object_id, manifest.generation), None)
         if manifest.is_pack:
             self.catalogues.add(manifest)
             for number in range(manifest.stripes_count):
@@ -121,6 +144,7 @@ class Copies:
         self._kept.clear()
         self._kept_bytes = 0
         self._absent.clear()
+        self._lost.clear()
         self.catalogues.clear()
 
     async def find(self, object_id: ObjectId, *, in_packs_only: bool = False, ask_all: bool = False) -> list[Copy]:
@@ -130,9 +154,9 @@ class Copies:
         names a copy, for those that were found could not be read.
         """
         while True:
-            if kept := self._kept.get(object_id):
+            if kept := self._present(self._kept.get(object_id, ())):
                 self._kept.move_to_end(object_id)
-                return list(kept)
+                return kept
             if packed := await self._packed(object_id):
                 return packed
             if not self.catalogues.is_loaded and await self.catalogues.first_look():
@@ -172,6 +196,8 @@ class Copies:
     async def _packed(self, object_id: ObjectId) -> list[Copy]:
         found = []
         for pack_id, generation, number in self.catalogues.find(object_id):
+            if self.is_lost(pack_id, generation):
+                continue
             copy = await self.exactly(pack_id, generation, is_pack=True)
             if copy is not None and number < copy.manifest.stripes_count and copy.manifest.member_id(number) == object_id:
                 found.append(msgspec.structs.replace(copy, member_number=number))
@@ -201,6 +227,7 @@ class Copies:
                 found.append(copy)
         if not found and not is_over(race):
             raise Unavailable(f"only {len(race.answers)} of {len(order)} warm targets answer")
+        found = self._present(found)
         if not found:
             self._absent[object_id] = self._clock() + ABSENT_SECONDS
             self._absent.move_to_end(object_id)
