@@ -13,6 +13,7 @@ from tiercache.core.manifest import Manifest
 from tiercache.core.stripe import manifest_path
 
 FLIPS_RATIO = 0.8
+SHARDS_RATIO = 0.7
 
 
 class Rot:
@@ -30,19 +31,20 @@ class Rot:
         self._bad_manifests: dict[Name, set[Path]] = defaultdict(set)
         self._shards: list[tuple[Path, Name, Seen, int]] = []
         self._manifests: list[tuple[Path, Name, Manifest]] = []
+        self._packs: list[tuple[Path, Name, Manifest]] = []
         for name, seen in survey(targets).copies.items():
             self._shards += [(path, name, seen, index) for index, paths in seen.shards.items() for path in paths]
             relative = manifest_path(*name, is_pack=seen.manifest.is_pack)
-            self._manifests += [(target / relative, name, seen.manifest) for target in targets if (target / relative).exists()]
+            manifests = self._packs if seen.manifest.is_pack else self._manifests
+            manifests += [(target / relative, name, seen.manifest) for target in targets if (target / relative).exists()]
 
     def strike(self, count: int) -> None:
         """So many times, wherever chance will have it."""
         while self.counts.total() < count:
-            number = self._rng.randrange(len(self._shards) + len(self._manifests))
-            if number < len(self._shards):
-                self._strike_shard(*self._shards[number])
+            if self._rng.random() < SHARDS_RATIO:
+                self._strike_shard(*self._rng.choice(self._shards))
             else:
-                self._strike_manifest(*self._manifests[number - len(self._shards)])
+                self._strike_manifest(*self._rng.choice(self._rng.choice((self._manifests, self._packs))))
 
     def _strike_shard(self, path: Path, name: Name, seen: Seen, index: int) -> None:
         size_bytes = path.stat().st_size
