@@ -114,14 +114,6 @@ def reading(mount: Mount, contents: dict[str, bytes], seed: int) -> Iterator[Rea
     assert readers.wrong == []
 
 
-def let_age(targets: BreakableTargets) -> None:
-    """What lies there was written long ago: collection need not wait for it."""
-    for kind in ("shards", "manifests", "packs", "drafts"):
-        for path in targets.files(kind):
-            status = path.stat()
-            os.utime(path, (status.st_atime, status.st_mtime - 2 * GRACE_SECONDS))
-
-
 def scrub(mount: Mount, *options: str) -> dict[str, int]:
     ran = mount.tiercache("scrub", "--tier", "warm", "--json", *options)
     assert ran.code == 0, (ran.out, ran.err)
@@ -146,7 +138,7 @@ def go_through(
         readers.get_on(30)
         targets.mend_all()
     evict_quietly(mount)
-    let_age(targets)
+    targets.age(2 * GRACE_SECONDS)
     scrub(mount, "--repair")
     wait_until(lambda: survey(targets.paths).incomplete(len(targets.paths)) == [], f"full redundancy after {kinds}")
     stored = {key: data for (key, _), data in survey(targets.paths).contents().items()}

@@ -15,7 +15,7 @@ from tests.fuse.warm import MIB, Targets
 from tests.tiers.disks import ext4, fill_up
 from tests.tiers.mirrored import Mirrored, mirrored
 
-KINDS = ("deleted", "emptied", "read-only", "noise", "filled", "hung")
+KINDS = ("deleted", "emptied", "read-only", "noise", "filled", "hung", "failing")
 DISK_BYTES = 256 * MIB
 _DIRECTORIES, _DISKS, _MIRRORS = (0, 1), (2, 3), (4, 5)
 
@@ -44,7 +44,7 @@ class BreakableTargets(Targets):
 
     def suffering(self, kind: str) -> tuple[int, ...]:
         """Those to which this can happen."""
-        return {"filled": _DISKS, "hung": _MIRRORS}.get(kind, (*_DIRECTORIES, *_DISKS, *_MIRRORS))
+        return {"filled": _DISKS, "hung": _MIRRORS, "failing": _MIRRORS}.get(kind, (*_DIRECTORIES, *_DISKS, *_MIRRORS))
 
     def break_one(self, number: int, kind: str, rng: random.Random) -> None:
         path = self.paths[number]
@@ -64,6 +64,8 @@ class BreakableTargets(Targets):
                 fill_up(self._disks[number])
             case "hung":
                 self._mirrors[number].fail("hang")
+            case "failing":
+                self._mirrors[number].fail("EIO")
 
     def mend_all(self) -> None:
         """They come back: as they were, or with an empty directory in their place."""
@@ -75,9 +77,18 @@ class BreakableTargets(Targets):
                     detach(self.paths[number])
                 case "filled":
                     (self._disks[number] / "ballast").unlink()
-                case "hung":
+                case "hung" | "failing":
                     self._mirrors[number].work()
         self.broken.clear()
+
+    def age(self, seconds: float) -> None:
+        """Everything on them was written so long ago: collection need not wait for it."""
+        for number, path in enumerate(self.paths):
+            mirror = self._mirrors.get(number)
+            directory = path if mirror is None else mirror.source / path.name  # times are not passed on
+            for file in [found for kind in ("shards", "manifests", "packs", "drafts") for found in (directory / kind).rglob("*")]:
+                status = file.stat()
+                os.utime(file, (status.st_atime, status.st_mtime - seconds))
 
     def _put_away(self, number: int, path: Path) -> None:
         """At once, whoever writes into it."""
