@@ -8,7 +8,8 @@ from tiercache.tiers.memory import MemoryCold
 
 LARGE = {"large": content(1, 2 * CHUNK_BYTES + 5), "text": b"all work and no play " * 5000, "one chunk": content(2, 50 * KIB)}
 SMALL = {f"small{number}": content(100 + number, 1 + 1500 * number) for number in range(9)}
-CONTENTS = {"demotion": LARGE, "packing": SMALL, "repair": {**LARGE, **SMALL}}
+ALL = {**LARGE, **SMALL}
+CONTENTS = {"demotion": LARGE, "packing": SMALL, "again": ALL, "repair": ALL, "room": ALL}
 
 
 class Store(MemoryCold):

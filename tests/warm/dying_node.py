@@ -22,9 +22,14 @@ from tests.warm.contents import store_of
 from tests.warm.nodes import node_on
 from tiercache.tiers.warm import files, marking
 
+ROOM_BYTES = 1 << 19
+
 
 class Order(msgspec.Struct):
-    """`work`: demotion, packing, repair. The process dies at operation `at` (0: never): `when` it is before, half or after."""
+    """`work`: demotion, packing, repair, room; `again` writes what is there already a second time.
+
+    The process dies at operation `at` (0: never): `when` it is before, half or after.
+    """
 
     work: str
     home: str
@@ -90,12 +95,15 @@ async def work(order: Order, deadly: DeadlyOs) -> None:
         if order.work == "repair":
             deadly.is_armed = True
             await node.scrub(repair=True)
+        elif order.work == "room":
+            deadly.is_armed = True
+            await node.warm.room.make_room(ROOM_BYTES)
         else:
             for key in store.keys:
                 await node.mount.cat(key)
             await node.mount.settled()
             deadly.is_armed = True
-            await node.demote()
+            await (node.write_again() if order.work == "again" else node.demote())
         deadly.is_armed = False
 
 
@@ -108,6 +116,8 @@ def obey(order: Order, answer: int) -> None:
 
 
 def main() -> None:
+    answers = os.dup(1)
+    os.dup2(2, 1)  # for what is logged
     for line in sys.stdin:
         order = msgspec.json.decode(line, type=Order)
         reading, writing = os.pipe()
@@ -125,7 +135,7 @@ def main() -> None:
         os.close(reading)
         _, status = os.waitpid(child, 0)
         outcome = {"status": os.waitstatus_to_exitcode(status), "count": int(counted or b"0")}
-        print(msgspec.json.encode(outcome).decode(), flush=True)  # noqa: T201 - the answer
+        os.write(answers, msgspec.json.encode(outcome) + b"\n")
 
 
 if __name__ == "__main__":

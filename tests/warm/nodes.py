@@ -73,6 +73,16 @@ class Node:
         await self.mount.engine.demotion.demote(list(self.mount.engine.index.all_hot()), settled)
         return outcomes
 
+    async def write_again(self) -> None:
+        """Another copy of everything that is hot, as a node makes it that has not seen the first one in time."""
+        demotion = self.mount.engine.demotion
+        assert demotion is not None
+        records = list(self.mount.engine.index.all_hot())
+        await demotion._write_members([record for record in records if record.size_bytes <= PACKED_BYTES])
+        for record in records:
+            if record.size_bytes > PACKED_BYTES:
+                await demotion._write(record)
+
     async def forget_hot(self) -> None:
         """Evict everything, whether there is a warm copy or not."""
         await self.mount.settled()

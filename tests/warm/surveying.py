@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,11 @@ class Seen:
     manifests_count: int = 0
     shards: dict[int, list[Path]] = field(default_factory=lambda: defaultdict(list))
     whole: dict[int, list[Path]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def objects(self) -> list[ObjectId]:
+        manifest = self.manifest
+        return [member.object_id for member in manifest.members] if manifest.is_pack else [manifest.object_id]
 
     def pieces(self, number: int) -> dict[int, bytes]:
         """The valid pieces of a stripe, whatever the rest of their files is like."""
@@ -92,9 +97,8 @@ class Survey:
             homes = {path.parents[2] for paths in seen.shards.values() for path in paths}
             if len(homes) != geometry.shards_count:
                 wrong.append(f"{seen.manifest!r}: shards lie on {len(homes)} targets")
-        names = [name for name, seen in self.copies.items() if not seen.manifest.is_pack]
-        wrong += [f"{name[0].hex()}: several generations" for name in names if sum(other[0] == name[0] for other in names) > 1]
-        return wrong
+        held = Counter(object_id for seen in self.copies.values() for object_id in seen.objects)
+        return [*wrong, *(f"{object_id.hex()} has {count} copies" for object_id, count in held.items() if count > 1)]
 
     def pass_over_unidentifiable(self) -> None:
         """Copies of which no manifest is left: nobody can say what they are, or that they are not needed, so they stay."""

@@ -1,4 +1,4 @@
-"""kill -9 at any file operation of demotion, packing and repair: no torn copy is seen, and afterwards nothing is left over."""
+"""kill -9 at any file operation of demotion, packing, repair and making room: no torn copy is seen, and afterwards nothing is left over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tiercache.tiers.warm import files
 
 TARGETS_COUNT = 7
 SIGKILL = -9
-WORKS = ("demotion", "packing", "repair")
+WORKS = ("demotion", "packing", "repair", "room")
 
 
 class Outcomes(msgspec.Struct):
@@ -76,13 +76,15 @@ def targets_in(home: Path) -> list[Path]:
 
 
 def prepared(dying: Dying, work: str, home: Path) -> None:
-    """The targets as the node finds them that will die: for a repair, copies with damage of every kind."""
+    """The targets as the node finds them that will die: for a repair, two copies of everything, with damage of every kind."""
     home.mkdir()
     for target in targets_in(home):
         target.mkdir()
-    if work == "repair":
+    if work in ("repair", "room"):
         for first in ("demotion", "packing"):
             assert dying.run(first, home / first, targets_in(home)).status == 0
+    if work == "repair":
+        assert dying.run("again", home / "again", targets_in(home)).status == 0
         damage(survey(targets_in(home)), random.Random(7))
 
 
@@ -134,7 +136,7 @@ async def assert_mended(home: Path, work: str, node: Node, store: Store) -> None
     assert (dict(again.found), again.damaged_count) == ({}, 0)
 
 
-@pytest.mark.parametrize("points_count", [8, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("points_count", [6, pytest.param(100, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("work", WORKS)
 async def test_whoever_dies_leaves_no_torn_copy_and_nothing_else_for_long(
     dying: Dying, tmp_path: Path, work: str, points_count: int
