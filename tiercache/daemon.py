@@ -71,6 +71,8 @@ REPORT_FD = 3
 FILES = 1 << 20
 SWITCH_SECONDS = 0.001
 """How long a thread may hold the GIL while another wants it: threads that receive must not delay the event loop."""
+YOUNG_OBJECTS = 5000
+"""After so many new objects garbage is looked for among them: most of those that a fill or an open makes have gone by then."""
 COPIES_SECONDS = 0.5
 """How long after an unmount the kernel may take to end the connection. One that it does not end is held by copies of the mount in
 other mount namespaces, or by files that were open when somebody detached it: it is ended for them too."""
@@ -80,6 +82,7 @@ def run(config: Config, *, report: Report) -> int:
     """Serve until unmounted; the exit code. `report` is called once, when the filesystem is usable or cannot be."""
     configure()
     sys.setswitchinterval(SWITCH_SECONDS)
+    gc.set_threshold(YOUNG_OBJECTS)
     os.umask(0o077)
     _raise_file_limit()
     once = _Once(report)
