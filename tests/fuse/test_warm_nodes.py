@@ -17,7 +17,7 @@ from tiercache.engine.warm_scrubbing import GRACE_SECONDS
 
 OBJECTS_COUNT = 500
 TOGETHER_COUNT = 4
-SIZES_BYTES = (1, 4 * KIB, 30 * KIB, 100 * KIB, 300 * KIB) * 4 + (MIB + 1, 2 * MIB)
+SIZES_BYTES = (1, 4 * KIB, 30 * KIB, 100 * KIB) * 3 + (MIB + 1,)
 STORED = "tiercache_demoted_stored_bytes_total"
 
 
