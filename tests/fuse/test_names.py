@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import unicodedata
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +126,19 @@ def test_a_prefix_is_the_root_of_the_mount(bucket: Bucket, mounting: Mounting) -
         mount = mounting(bucket.source + "/" + prefix, extra=bucket.account.environment, options=endpoint(bucket))
         assert found_below(str(mount.root)) == {"a", "b/c"}
         assert (mount.root / "b/c").read_bytes() == b"data/train/b/c"
+
+
+def test_a_name_that_is_no_text_is_read_cold_hot_and_after_an_upgrade(mounting: Mounting, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    name = os.fsdecode(b"bytes\xff\xfe")
+    (source / name).write_bytes(b"content" * 1000)
+    mount = mounting(f"file://{source}")
+    with (mount.root / name).open("rb", buffering=0) as file:
+        assert (mount.root / name).read_bytes() == b"content" * 1000
+        assert mount.tiercache("upgrade", mount.point).code == 0
+        assert file.read() == b"content" * 1000
+    assert (mount.root / name).read_bytes() == b"content" * 1000
 
 
 def endpoint(bucket: Bucket) -> list[str]:

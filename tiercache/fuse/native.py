@@ -20,18 +20,19 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from tiercache.core.record import Entry, Inode, ObjectId
 from tiercache.engine.publication import StillOpen, Use
 from tiercache.errors import SetupError
 from tiercache.fuse.mountpoint import has_sys_admin
+from tiercache.index.records import Codec
 
 Wanted = Literal["auto", "plain", "python"]
 
 PUBLISHED_MOST = 262_144  # some 400 bytes each
 HARVEST_COUNT = 4096
 LEAST_THREADS, MOST_THREADS = 4, 8  # one is always left that does not wait for a disk
+
+_ENTRIES = Codec(Entry)  # texts with any bytes in them, as keys are
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -181,7 +182,7 @@ class Native:
     # -- publication
 
     def publish(self, entry: Entry, directory: int) -> bool:
-        blob = msgspec.msgpack.encode(entry)
+        blob = _ENTRIES.encode(entry)
         dataset = self._positions[entry.dataset]
         return bool(self._kernel.publish(entry.inode, entry.object_id, directory, dataset, entry.size_bytes, blob))
 
@@ -199,7 +200,7 @@ class Native:
         return int(self._kernel.uses(object_id))
 
     def hand_over(self, entry: Entry) -> bool:
-        return bool(self._kernel.hand_over(entry.inode, msgspec.msgpack.encode(entry)))
+        return bool(self._kernel.hand_over(entry.inode, _ENTRIES.encode(entry)))
 
     def harvest(self) -> list[Use]:
         return [
@@ -210,7 +211,7 @@ class Native:
     def still_open(self) -> list[StillOpen]:
         found = []
         for inode, _, _, daemon, blob in self._kernel.opened():
-            entry = msgspec.msgpack.decode(blob, type=Entry) if blob else None
+            entry = _ENTRIES.decode(blob) if blob else None
             if entry is not None and entry.inode == inode and entry.dataset in self._positions:
                 found.append(StillOpen(entry, daemon))
         return found
