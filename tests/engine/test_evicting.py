@@ -118,6 +118,22 @@ async def test_demotion_comes_before_removal_and_a_failure_leaves_the_copy(tmp_p
         assert hot_keys(mount) == {"f"}
 
 
+async def test_what_was_evicted_while_it_should_be_demoted_is_no_failure(tmp_path: Path, cold: MemoryCold) -> None:
+    async with engine_on(tmp_path, cold) as mount:
+        await warm(mount, "a/e", "f")
+
+        async def demote(records: Sequence[HotRecord], settled: Callable[[HotRecord, Outcome], None]) -> None:
+            await mount.engine.holdings.evict([record.object_id for record in records if record.key == "f"])
+            for record in records:
+                settled(record, Outcome.FAILED)
+
+        progress = EvictProgress()
+        ids, _ = await evicting(mount).find(Scope(prefixes={(DATASET, "")}), progress)
+        await evicting(mount).demote(ids, demote, progress)
+        assert (progress.dropped_count, progress.failures.count) == (1, 1)
+        assert hot_keys(mount) == {"a/e"}
+
+
 async def test_an_index_that_fails_is_a_failure_of_each(tmp_path: Path, cold: MemoryCold) -> None:
     index = Lagging(MemoryIndex())
     async with engine_on(tmp_path, cold, index=index) as mount:

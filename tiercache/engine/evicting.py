@@ -100,8 +100,10 @@ class Evicting:
             for record in records:
                 if outcomes[record.object_id] is not Outcome.FAILED:
                     going.append(record)
-                else:
+                elif self._index.hot(record.object_id) is not None:
                     self._failed(record, progress, _not_written())
+                else:  # evicted meanwhile by somebody who needed the room
+                    progress.dropped_count += 1
             for record in await self._remove(going, progress):
                 match outcomes[record.object_id]:
                     case Outcome.WRITTEN:
