@@ -12,6 +12,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.engine.engines import KIB
 from tests.reference.warm_model import Model
 from tests.reference.warm_steps import (
     KEYS,
@@ -23,6 +24,7 @@ from tests.reference.warm_steps import (
     Crash,
     Damage,
     Demote,
+    MakeRoom,
     Mend,
     Overwrite,
     Probe,
@@ -59,6 +61,7 @@ weighted: list[tuple[int, st.SearchStrategy[Step]]] = [
     (2, st.builds(Probe, nodes)),
     (2, st.builds(Scrub, nodes, st.booleans())),
     (2, st.builds(Crash, nodes, st.integers(0, 150), st.sampled_from(["demote", "repair", "nothing"]), st.booleans())),
+    (1, st.builds(MakeRoom, nodes, st.sampled_from([10 * KIB, 500 * KIB]))),
     (1, st.builds(Cold, st.booleans())),
     (1, st.builds(Storm, st.integers(0, 1 << 30))),
     (1, st.builds(Mend, nodes)),

@@ -31,6 +31,7 @@ from tests.reference.warm_steps import (
     Crash,
     Damage,
     Demote,
+    MakeRoom,
     Mend,
     Overwrite,
     Probe,
@@ -129,6 +130,8 @@ class Model:
         self.in_trouble: set[Path] = set()
         self.demoted: set[tuple[str, str]] = set()
         self.was_anything_lost = False
+        self.was_room_made = False  # so that what a node knows of copies may be out of date
+        self.rooms_count = 0  # that are being made now
 
     # -- nodes
 
@@ -188,6 +191,8 @@ class Model:
                 await self.as_node(step.node, lambda node: node.probe())
             case Scrub():
                 await self.scrub(step.node, repair=step.repair, grace_seconds=GRACE_SECONDS if self.is_pressed else 0.0)
+            case MakeRoom():
+                await self.make_room(step.node, step.need_bytes)
             case Crash():
                 await self.crash(step)
             case Cold():
@@ -199,6 +204,13 @@ class Model:
 
     async def scrub(self, number: int, *, repair: bool, grace_seconds: float) -> None:
         await self.as_node(number, lambda node: node.scrub(repair=repair, grace_seconds=grace_seconds))
+
+    async def make_room(self, number: int, need_bytes: int) -> None:
+        self.was_room_made = True
+        self.rooms_count += 1
+        await self.as_node(number, lambda node: node.warm.room.make_room(need_bytes))
+        self.rooms_count -= 1
+        self.demoted &= self.names_on_targets()
 
     async def as_node(self, number: int, act: Callable[[Node], Awaitable[object]]) -> None:
         process = self.processes[number]
@@ -247,9 +259,9 @@ class Model:
         there = self.names_on_targets()
         for (key, version), outcome in outcomes.items():
             assert outcome is not Outcome.FAILED or not (was_covered and self.has_spare_targets), f"{key} was not demoted"
-            if outcome is Outcome.WRITTEN and was_covered:
+            if outcome is Outcome.WRITTEN and was_covered and not self.rooms_count:
                 assert (key, version) in there, f"{key} was written, and is not there"
-            if outcome is Outcome.ALREADY and not self.was_anything_lost:
+            if outcome is Outcome.ALREADY and not self.was_anything_lost and not self.was_room_made:
                 assert (key, version) in there, f"{key} is said to be there already"
             if outcome in (Outcome.WRITTEN, Outcome.ALREADY) and (key, version) in there:
                 self.demoted.add((key, version))
@@ -266,7 +278,10 @@ class Model:
     def trouble(self, target: Path, kind: str) -> None:
         self.in_trouble.add(target)
         self._note_losses()
-        if kind == "deleted":
+        if kind == "away":
+            if target.exists() and not self._away(target).exists():
+                target.rename(self._away(target))
+        elif kind == "deleted":
             shutil.rmtree(target, ignore_errors=True)
         elif kind == "emptied":
             for path in target.iterdir() if target.exists() else ():
@@ -297,8 +312,14 @@ class Model:
     def _note_losses(self) -> None:
         self.was_anything_lost = self.was_anything_lost or not self.is_covered
 
+    def _away(self, target: Path) -> Path:
+        return target.with_name(f"{target.name} away")
+
     def recover(self, target: Path) -> None:
         self.weather.end(str(target))
+        if self._away(target).exists():
+            shutil.rmtree(target, ignore_errors=True)
+            self._away(target).rename(target)
         for process in self.processes:
             self.set_deadlines(process.node)
 
@@ -335,6 +356,9 @@ class Model:
         for number in numbers:
             works += [partial(self.read, number, rng.choice(KEYS), fresh=False) for _ in range(3)]
             works.append(partial(self.demote, number, fill=rng.random() < 0.5, evict=rng.random() < 0.5))
+            if rng.random() < 0.2:
+                self.demoted.clear()  # nothing is sure to be there
+                works.append(partial(self.make_room, number, 100 * KIB))
             if rng.random() < 0.5:
                 repair = rng.random() < 0.7
                 works.append(partial(self.scrub, number, repair=repair, grace_seconds=GRACE_SECONDS))
@@ -347,7 +371,8 @@ class Model:
 
     async def mend(self, number: int) -> None:
         """Everything is back, and one node scrubs, while nobody writes."""
-        self.weather.end_all()
+        for target in self.targets:
+            self.recover(target)
         if self.is_pressed:
             await self._restart(is_pressed=False)
         for process in self.processes:

@@ -9,7 +9,7 @@ from tests.warm.nodes import CHUNK_BYTES, PACKED_BYTES
 KEYS = ("a", "b", "c", "d/e", "d/f")
 SIZES = (1, 4096, PACKED_BYTES - 1, PACKED_BYTES, PACKED_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 777)
 NODES_COUNT = 2
-LOSSES: tuple[str, ...] = ("deleted", "emptied", "noise")
+LOSSES: tuple[str, ...] = ("deleted", "emptied", "noise", "away")  # what is away comes back as it was
 WEATHERS: tuple[str, ...] = ("failing", "read-only", "full", "hanging", "mute")
 
 
@@ -72,6 +72,14 @@ class Scrub:
 
 
 @dataclass(frozen=True)
+class MakeRoom:
+    """The oldest copies go."""
+
+    node: int
+    need_bytes: int
+
+
+@dataclass(frozen=True)
 class Crash:
     """While it demotes, repairs, or idles: after so many calls of its on targets."""
 
@@ -96,4 +104,4 @@ class Mend:
     node: int
 
 
-Step = Overwrite | Read | Survive | Demote | Trouble | Damage | Recover | Probe | Scrub | Crash | Cold | Storm | Mend
+Step = Overwrite | Read | Survive | Demote | Trouble | Damage | Recover | Probe | Scrub | MakeRoom | Crash | Cold | Storm | Mend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,8 +97,18 @@ class Survey:
             homes = {path.parents[2] for paths in seen.shards.values() for path in paths}
             if len(homes) != geometry.shards_count:
                 wrong.append(f"{seen.manifest!r}: shards lie on {len(homes)} targets")
-        held = Counter(object_id for seen in self.copies.values() for object_id in seen.objects)
-        return [*wrong, *(f"{object_id.hex()} has {count} copies" for object_id, count in held.items() if count > 1)]
+        return [*wrong, *(f"{seen.manifest!r} is in older copies" for seen in self.copies.values() if self._is_superseded(seen))]
+
+    def _is_superseded(self, seen: Seen) -> bool:
+        """Is all that it has in older copies of its kind? Packs may have members in common: none is written anew for that."""
+        manifest = seen.manifest
+        older = {
+            object_id
+            for (name, generation), other in self.copies.items()
+            if other.manifest.is_pack == manifest.is_pack and (generation, name) < (manifest.generation, manifest.object_id)
+            for object_id in other.objects
+        }
+        return older.issuperset(seen.objects)
 
     def pass_over_unidentifiable(self) -> None:
         """Copies of which no manifest is left: nobody can say what they are, or that they are not needed, so they stay."""

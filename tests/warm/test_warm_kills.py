@@ -1,4 +1,4 @@
-"""kill -9 at any file operation of demotion, packing, repair and making room: no torn copy is seen, and afterwards nothing is left over."""
+"""kill -9 at any file operation of demotion, packing, repair and making room: no torn copy is seen, nothing is left over."""
 
 from __future__ import annotations
 
