@@ -13,8 +13,8 @@ import pytest
 
 from tests.fuse.mount import Mount, Mounting, Ran, is_mounted
 from tests.fuse.warm import MIB, evict_all
-from tests.servers.process import wait_until
 from tests.tiers.disks import ext4, tmpfs
+from tiercache.tiers import claim
 from tiercache.tiers.warm.files import MARKER
 
 CONTENT = b"precious"
@@ -78,6 +78,11 @@ def damaged(around: Surroundings) -> Path:
     return around.other
 
 
+def below_marker(around: Surroundings, marker: str) -> Path:
+    (around.other / marker).write_bytes(b"{}")
+    return around.other / "new"
+
+
 PLACES: dict[str, tuple[Callable[[Surroundings], Path], str]] = {
     "not empty and not ours": (lambda around: around.other, "is not empty"),
     "a file": (lambda around: around.other / "file", "is not a directory"),
@@ -89,6 +94,8 @@ PLACES: dict[str, tuple[Callable[[Surroundings], Path], str]] = {
     "around them": (lambda around: around.place, "inside --warm-target"),
     "in the mount point": (lambda around: around.point / "new", "inside MOUNTPOINT"),
     "in another target": (lambda around: around.sound[0] / "new", "lies inside --warm-target"),
+    "in a cache directory": (lambda around: below_marker(around, claim.MARKER), "lies inside the cache directory"),
+    "in somebody's target": (lambda around: below_marker(around, MARKER), "lies inside the warm target"),
     "twice the same": (lambda around: around.sound[0], "is --warm-target too"),
 }
 
@@ -155,7 +162,9 @@ def test_a_disk_that_is_not_mounted_is_not_written_below_and_is_used_when_it_is(
             assert (mount.root / "file").read_bytes() == CONTENT
             evict_all(mount)
             assert seen(point) == before
-        wait_until(lambda: states(mount)[str(point)] == "up", "the disk in use", 60)
+        scrubbed = mount.tiercache("scrub", "--tier", "warm", "--repair", "--json")
+        assert scrubbed.code == 0, (scrubbed.out, scrubbed.err)
+        assert states(mount)[str(point)] == "up"
         assert (point / MARKER).read_bytes() == marker
         mount.umount()
 
