@@ -11,6 +11,7 @@ from tiercache.core.record import ObjectRef
 from tiercache.engine.source import EXPLORE_EVERY, Source
 from tiercache.errors import BadResponse, HotSick, NotHeld, TierError, Unavailable, VersionChanged
 from tiercache.tiers.faulty import Fault, Faulty, Script
+from tiercache.tiers.measured import Estimate, MeasuredTier
 from tiercache.tiers.memory import MemoryCold
 from tiercache.tiers.tier import MemorySink
 
@@ -106,3 +107,72 @@ async def test_a_replica_that_dies_half_way_does_not_show_in_what_is_read(tmp_pa
         await mount.settled()
         assert await mount.cat("a") == data
         assert cold.sent_bytes + replica.sent_bytes == len(data)
+
+
+class WithWarm:
+    """A cold store and a warm tier that hold the same object."""
+
+    def __init__(self, warm_faults: Script | None = None, cold_faults: Script | None = None) -> None:
+        self.cold = MemoryCold(name="cold")
+        self.warm = MemoryCold(name="warm")
+        self.ref = self.cold.put("a", DATA)
+        self.warm.put("a", DATA)
+        self.cold_seconds = 0.0
+        self.trouble = ""
+        dataset = dataset_on(Faulty(self.cold, cold_faults or Script()))
+        object.__setattr__(dataset, "cold_usual", lambda length: self.cold_seconds)
+        object.__setattr__(dataset, "trouble", lambda: self.trouble)
+        self.tier = MeasuredTier(Faulty(self.warm, warm_faults or Script()), lambda *_: None)
+        self.source = Source(dataset, lambda *_: None, lambda *_: None, self.tier)
+
+    def took(self, seconds: float) -> None:
+        """Warm reads take that long."""
+        self.tier.estimate = Estimate(lambda: 0.0)
+        self.tier.estimate.add(seconds, 0.0, 0)
+
+    async def read(self) -> str:
+        sink = MemorySink(MIB)
+        tier = await self.source.read(self.ref, 0, MIB, sink, background=False)
+        assert bytes(sink.view) == DATA
+        return tier
+
+
+async def test_a_warm_copy_spares_the_store_unless_it_is_much_slower() -> None:
+    pair = WithWarm()
+    assert await pair.read() == "warm"
+    pair.took(0.5)
+    assert await pair.read() == "warm", "nobody knows how fast the store is"
+    pair.cold_seconds = 0.3
+    assert await pair.read() == "warm", "less than twice as long"
+    pair.took(0.5)
+    pair.cold_seconds = 0.2
+    assert await pair.read() == "cold"
+    pair.took(0.015)
+    pair.cold_seconds = 0.001
+    assert await pair.read() == "warm", "a few milliseconds are no reason"
+
+
+async def test_a_store_that_cannot_be_reached_is_stood_in_for_by_a_slow_warm_copy() -> None:
+    pair = WithWarm(cold_faults=Script(*[Fault("read", error=lambda: Unavailable("gone"))] * 9))
+    pair.took(0.5)
+    pair.cold_seconds = 0.1
+    assert await pair.read() == "warm"
+    pair.trouble = "the last read failed"
+    assert await pair.read() == "warm"
+
+
+async def test_what_the_store_says_of_the_version_stands_whatever_is_warm() -> None:
+    pair = WithWarm(cold_faults=Script(Fault("read", error=lambda: VersionChanged("overwritten"))))
+    pair.took(0.5)
+    pair.cold_seconds = 0.1
+    with pytest.raises(VersionChanged):
+        await pair.read()
+
+
+async def test_when_neither_has_it_the_stores_error_is_told() -> None:
+    nowhere = Script(*[Fault("read", error=lambda: NotHeld("none"))] * 9)
+    pair = WithWarm(nowhere, Script(*[Fault("read", error=lambda: Unavailable("the store is gone"))] * 9))
+    pair.took(0.5)
+    pair.cold_seconds = 0.1
+    with pytest.raises(Unavailable, match="the store is gone"):
+        await pair.read()
