@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tiercache.core.manifest import Manifest
 
 CHUNK_BYTES = 8 << 20
+WRITE_BYTES = 1 << 20  # as `dd bs=1M`: with more the page cache costs several times as much, at times
 POLL_SECONDS = 0.05
 ENCODED_BYTES = 64 << 20  # in memory; encoded over and over until all is done
 
@@ -205,7 +206,7 @@ def _read_object(cut: _Cut, buffer: memoryview) -> int:
 
 def _write(descriptor: int, data: memoryview) -> None:
     while data:
-        data = data[os.write(descriptor, data) :]
+        data = data[os.write(descriptor, data[:WRITE_BYTES]) :]
 
 
 def _sync_directory(path: str) -> None:
