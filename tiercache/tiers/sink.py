@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import xxhash
 
@@ -18,6 +18,9 @@ from tiercache.tiers.tier import FilePlace, Place, SinkClosed
 
 BUFFER_BYTES = 1 << 20
 IDLE_BUFFERS = 8
+WRITE_BYTES = 1 << 20
+"""Of one write(2). More makes ext4 take folios of 2 MiB for the page cache, which may have to be made first (measured in a VM:
+0.2 to 2 CPU s/GiB with 2 and 8 MiB, 0.2 with 1 MiB)."""
 FIRST_BUFFER_BYTES = 128 << 10  # the kernel's read size: the first caller waits for no more than it asked for
 
 
@@ -162,11 +165,32 @@ class FileSink:
         self._on_progress = None
 
 
+def put(place: Place, views: Sequence[memoryview]) -> None:
+    """Put bytes that are in memory already where they belong: one copy, where `buffer` and `advance` need two. Blocks.
+
+    For a tier that has verified them, and tells the sink on the event loop that they have landed. Raises HotFull, HotSick.
+    """
+    if not isinstance(place, FilePlace):
+        for view in views:
+            place[: len(view)] = view
+            place = place[len(view) :]
+        return
+    offset = place.offset
+    place.is_stuck = True
+    try:
+        place.file.ensure()
+        for view in views:
+            _write(place.file, view, offset)
+            offset += len(view)
+    finally:
+        place.is_stuck = False
+
+
 def _write(file: HotFile, piece: memoryview, offset: int) -> None:
     done = 0
     while done < len(piece):
         try:
-            written = os.pwrite(file.fd, piece[done:], offset + done)
+            written = os.pwrite(file.fd, piece[done : done + WRITE_BYTES], offset + done)
         except OSError as error:
             raise refusal(error, "write", file.path) from error
         if written == 0:

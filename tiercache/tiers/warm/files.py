@@ -15,6 +15,7 @@ Every call raises OSError for what the file system says, and NotHeld, Damaged, B
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -34,12 +35,19 @@ from tiercache.tiers.beneath import components, open_directory
 MARKER = "tiercache-target.json"
 DRAFTS = "drafts"
 FIRST_PIECE_BYTES = 64 << 10  # timed apart from the rest: latency and rate
-_IOV_COUNT = 1024  # of one writev(2)
+_WRITE_BYTES = 1 << 20  # of one writev(2), see `WRITE_BYTES` in tiers/sink.py
+_IOV_COUNT = 1024
+_BEGUN_BYTES = 256 << 10  # an append of so much is begun to be written to the disk at once
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _IRREGULAR = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENAMETOOLONG})
 _WHOLE_BYTES = 1 << 20  # of one read(2) in `read_whole`
+
+_SYNC_FILE_RANGE_WRITE = 2
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -192,6 +200,7 @@ class DraftFile:
         self._name = uuid.uuid4().hex.encode()
         self._open = ExitStack()
         self._root = self._drafts = self._file = -1
+        self._appended_bytes = 0
         self._lock = threading.Lock()
         self._is_busy = False
         self._is_given_up = False
@@ -209,16 +218,23 @@ class DraftFile:
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         with self._work():
-            rest = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if len(view)]
-            while rest:
-                count = os.writev(self._file, rest[:_IOV_COUNT])
-                done = 0
-                while done < len(rest) and count >= len(rest[done]):
-                    count -= len(rest[done])
-                    done += 1
-                del rest[:done]
-                if count:
-                    rest[0] = rest[0][count:]
+            begin = self._appended_bytes
+            for views in _writes(buffers):
+                self._write(views)
+            if self._appended_bytes - begin >= _BEGUN_BYTES:
+                _begin_write_back(self._file, begin, self._appended_bytes - begin)
+
+    def _write(self, rest: list[memoryview]) -> None:
+        while rest:
+            count = os.writev(self._file, rest)
+            self._appended_bytes += count
+            done = 0
+            while done < len(rest) and count >= len(rest[done]):
+                count -= len(rest[done])
+                done += 1
+            del rest[:done]
+            if count:
+                rest[0] = rest[0][count:]
 
     def commit(self, relative: str) -> None:
         """Durable under the name `relative`, in place of what may have it now."""
@@ -275,6 +291,31 @@ class DraftFile:
                 is_unwanted = self._is_given_up
             if is_unwanted:
                 self.discard()
+
+
+def _writes(buffers: Sequence[Buffer]) -> Iterator[list[memoryview]]:
+    """The buffers, cut and put together to what one writev(2) takes."""
+    views: list[memoryview] = []
+    length = 0
+    for view in (memoryview(buffer).cast("B") for buffer in buffers):
+        for begin in range(0, len(view), _WRITE_BYTES):
+            part = view[begin : begin + _WRITE_BYTES]
+            if views and (length + len(part) > _WRITE_BYTES or len(views) == _IOV_COUNT):
+                yield views
+                views, length = [], 0
+            views.append(part)
+            length += len(part)
+    if views:
+        yield views
+
+
+def _begin_write_back(file: int, begin: int, length: int) -> None:
+    """Have the kernel write these bytes to the disk from now on, instead of all of the file in the fsync at its end.
+
+    Whether that went well, the fsync tells. (posix_fadvise would begin it too, but then it waits for every core's page lists.)
+    """
+    if _sync_file_range is not None:
+        _sync_file_range(file, begin, length, _SYNC_FILE_RANGE_WRITE)
 
 
 def _parts(relative: str) -> tuple[bytes, ...]:

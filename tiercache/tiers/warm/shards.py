@@ -2,7 +2,7 @@
 
 A read finds the object's copies (`copies.py`), takes the oldest that can be read, and goes through it stripe by stripe: k
 pieces (`pieces.py`), joined and decompressed (or reconstructed) in a thread, compared with the digest of what was written, then
-handed to the sink by the same thread. Of a plain stripe only those pieces are read that the read touches, and nothing is
+put into the sink's place by another. Of a plain stripe only those pieces are read that the read touches, and nothing is
 joined. What a read needed in part is kept for a moment (`kept.py`), and two reads of one stripe at once read it once.
 
 Memory: a stripe takes its pieces and its bytes from one budget before the first piece is asked for, `WORKING_BYTES` for all
@@ -25,6 +25,7 @@ import xxhash
 from tiercache.core.record import ObjectRef
 from tiercache.core.stripe import Geometry, Stripe
 from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
+from tiercache.tiers.sink import put
 from tiercache.tiers.tier import Sink
 from tiercache.tiers.warm.codec import decode_stripe, verify_piece
 from tiercache.tiers.warm.copies import Copies, Copy
@@ -138,7 +139,7 @@ class Warm:
         while (event := self._reading.get(key)) is not None:
             await event.wait()
         if (parts := self._kept.get(key)) is not None and (views := parts.cut(offset, length)) is not None:
-            await self._in_thread(partial(_deliver, sink, views))
+            await self._deliver(sink, views, None)
             return
         event = self._reading[key] = trio.Event()
         size_bytes = stripe.frame_bytes + stripe.logical_bytes
@@ -152,7 +153,7 @@ class Warm:
             event.set()
             views = parts.cut(offset, length)
             assert views is not None
-            await self._in_thread(partial(_deliver, sink, views))
+            await self._deliver(sink, views, stripe.digest if length == stripe.logical_bytes else None)
         finally:
             self._working.give(taken_bytes)
             if self._reading.get(key) is event:
@@ -202,6 +203,13 @@ class Warm:
             await self._in_thread(partial(_check, parts, stripe.digest))
         return parts
 
+    async def _deliver(self, sink: Sink, views: list[memoryview], digest: int | None) -> None:
+        """`digest`: of all of the bytes, if they have just been compared with it."""
+        length = sum(map(len, views))
+        place = sink.place(length)
+        await self._in_thread(partial(put, place, views))
+        sink.landed(length, digest)
+
     async def _in_thread(self, job: partial[T]) -> T:
         """Given up when cancelled: the pieces are the thread's own, and a sink that was closed refuses it."""
         return await trio.to_thread.run_sync(job, abandon_on_cancel=True, limiter=self._decoders)
@@ -238,15 +246,3 @@ def _check(parts: Parts, digest: int) -> None:
         hashing.update(parts.parts[index])
     if hashing.intdigest() != digest:
         raise Damaged("warm: a stripe's pieces are right, and their sum is not")
-
-
-def _deliver(sink: Sink, views: list[memoryview]) -> None:
-    """Copy bytes into the sink; blocks."""
-    for view in views:
-        rest = view
-        while rest:
-            room = sink.buffer(len(rest))
-            count = len(room)  # asked before `advance`, which takes the loan back
-            room[:] = rest[:count]
-            sink.advance(count)
-            rest = rest[count:]
