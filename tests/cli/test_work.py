@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from tests.admin.fake import FakeControl, failed, serving
+from tiercache.admin.client import Client
 from tiercache.admin.messages import EvictRequest, ScrubRequest
 from tiercache.cli import following
 from tiercache.cli.main import main
-from tiercache.errors import HotSick, NotFound
+from tiercache.errors import HotSick, NoDaemon, NotFound
 
 
 @pytest.fixture
@@ -96,13 +97,15 @@ def test_damage_that_is_left_fails(control: FakeControl, capsys: pytest.CaptureF
     ends(control, damaged_count=3, repaired_count=2)
     code, out, err = ran(capsys, "scrub", "--repair", "--json")
     assert code == 1
-    assert json.loads(out)["error"] == "1 of 3 damaged things are not repaired"
+    document = json.loads(out)
+    assert document["error"] == "1 of 3 damaged things are not repaired"
+    assert document["hint"] == "`tiercache targets` shows whether a target is missing"
 
 
 def test_a_scrub_that_runs_already_is_joined(control: FakeControl, capsys: pytest.CaptureFixture[str]) -> None:
     control.work.joined = True
     code, _, err = ran(capsys, "scrub")
-    assert (code, err) == (0, "tiercache: a scrub of the warm tier is running already: this shows how far it is\n")
+    assert (code, err) == (0, "tiercache: the scrub of the warm tier is running already: this shows how far it is\n")
 
 
 def test_interrupted_it_says_that_the_job_goes_on(
@@ -115,6 +118,19 @@ def test_interrupted_it_says_that_the_job_goes_on(
     code, _, err = ran(capsys, "scrub")
     assert code == 130
     assert "goes on in the daemon" in err
+
+
+def test_a_daemon_that_ends_before_the_job_is_named_as_the_reason(
+    control: FakeControl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends_meanwhile(_client: Client, _number: int) -> NoReturn:
+        raise NoDaemon("no daemon answers")
+
+    monkeypatch.setattr(Client, "job", ends_meanwhile)
+    code, out, err = ran(capsys, "evict", "fake/a")
+    assert (code, out) == (3, "")
+    assert err.startswith("tiercache: the daemon ended before the ")
+    assert "give the same command again" in err
 
 
 def test_rebuild_index(control: FakeControl, capsys: pytest.CaptureFixture[str]) -> None:

@@ -338,6 +338,7 @@ async def test_files_of_others_are_reported_and_never_touched(tmp_path: Path) ->
             _write(root / "shards" / "123" / f"{identity}.{1:016x}.00", header),  # belongs into 000
             _write(root / "manifests" / "000" / f"{identity}.{1:015x}", b"mine"),
             _write(root / "packs" / "index", b"mine"),
+            _write(root / os.fsdecode(b"no text \xff"), b"mine"),
         ]
         age(*strange)
         before = files_of(store)

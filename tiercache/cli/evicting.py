@@ -49,4 +49,5 @@ def _summary(status: JobStatus) -> str:
     failed_count = status.total_count - sum(status.counts.values())
     if failed_count > 0:
         parts.append(f"{failed_count} failed")
-    return f"{status.total_count} files, {size(status.total_bytes)}: {', '.join(parts)}"
+    files = "1 file" if status.total_count == 1 else f"{status.total_count} files"
+    return f"{files}, {size(status.total_bytes)}: {', '.join(parts)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tiercache.admin.messages import Failure, JobStarted, JobStatus
 from tiercache.cli import output
-from tiercache.errors import TiercacheError
+from tiercache.errors import NoDaemon, TiercacheError
 
 if TYPE_CHECKING:
     from tiercache.admin.client import Client
@@ -19,7 +19,7 @@ POLL_SECONDS = 0.2
 def follow(client: Client, started: JobStarted) -> JobStatus:
     """Poll until it has ended, without a bound. Ctrl-C leaves it running."""
     if started.joined:
-        output.complaint(f"a {started.kind} is running already: this shows how far it is")
+        output.complaint(f"the {started.kind} is running already: this shows how far it is")
     try:
         with output.progress_bar(started.kind) as update:
             while (status := client.job(started.job)).state == "running":
@@ -31,11 +31,14 @@ def follow(client: Client, started: JobStarted) -> JobStatus:
     except KeyboardInterrupt:
         output.complaint(f"the {started.kind} goes on in the daemon; the same command again shows how far it is")
         raise
+    except NoDaemon as error:
+        hint = "when the daemon runs again (`tiercache status`), give the same command again"
+        raise NoDaemon(f"the daemon ended before the {started.kind} did", hint=hint) from error
     return status
 
 
-def trouble(status: JobStatus) -> TiercacheError | None:
-    """What went wrong first, if anything did."""
+def trouble(status: JobStatus, unrepaired_hint: str = "") -> TiercacheError | None:
+    """What went wrong first, if anything did. `unrepaired_hint` says what to do about damage that is left."""
     if status.state == "failed":
         return TiercacheError(status.error, hint=status.hint)
     if status.failures:
@@ -43,14 +46,14 @@ def trouble(status: JobStatus) -> TiercacheError | None:
         return TiercacheError(_named(first), hint=first.hint)
     unrepaired_count = status.damaged_count - status.repaired_count
     if unrepaired_count > 0:
-        hint = "" if status.repaired_count else "run it again with --repair"
-        return TiercacheError(f"{unrepaired_count} of {status.damaged_count} damaged things are not repaired", hint=hint)
+        error = f"{unrepaired_count} of {status.damaged_count} damaged things are not repaired"
+        return TiercacheError(error, hint=unrepaired_hint)
     return None
 
 
-def conclude(status: JobStatus, *, as_json: bool) -> int:
+def conclude(status: JobStatus, *, as_json: bool, unrepaired_hint: str = "") -> int:
     """Tell all that went wrong; the exit code. With `as_json` this is also the document."""
-    error = trouble(status)
+    error = trouble(status, unrepaired_hint)
     if as_json:
         output.json_document(status, error="" if error is None else str(error), hint="" if error is None else error.hint)
     if error is None:

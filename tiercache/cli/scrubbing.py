@@ -11,6 +11,9 @@ from tiercache.cli import output
 from tiercache.cli.human import size
 from tiercache.cli.options import Json, Socket
 
+_WITHOUT_REPAIR = "run it again with --repair"
+_AFTER_REPAIR = "`tiercache targets` shows whether a target is missing"
+
 
 def scrub(
     tier: Annotated[
@@ -35,7 +38,7 @@ def scrub(
             output.line(line)
         if status.state == "done":
             output.line(_summary(status))
-    return conclude(status, as_json=as_json)
+    return conclude(status, as_json=as_json, unrepaired_hint=_AFTER_REPAIR if repair else _WITHOUT_REPAIR)
 
 
 def rebuild_index(as_json: Json = False, socket: Socket = None) -> int:

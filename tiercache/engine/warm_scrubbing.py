@@ -21,6 +21,7 @@ Where a pass is, is noted after each directory in a cursor file, so that the nex
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
@@ -140,7 +141,7 @@ class WarmScrub:
             dict(progress.found),
             list(progress.lines),
         )
-        await trio.to_thread.run_sync(_save, self._cursor_path, msgspec.json.encode(cursor))
+        await trio.to_thread.run_sync(_save, self._cursor_path, cursor)
 
 
 class _Pass:
@@ -422,20 +423,23 @@ def _essence(manifest: Manifest) -> bytes:
 def _load(path: Path) -> Cursor | None:
     """None when there is none, or none that can be understood."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Cursor)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.convert(json.loads(path.read_bytes()), Cursor)
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
 
 
-def _save(path: Path, data: bytes) -> None:
+def _save(path: Path, cursor: Cursor) -> None:
     """A cursor that cannot be written costs a pass from the beginning."""
     draft = path.with_name(f"{path.name}.new")
     try:
-        draft.write_bytes(data)
+        draft.write_text(json.dumps(msgspec.to_builtins(cursor)))  # ASCII, whatever names of foreign files are in it
         draft.replace(path)
     except OSError as error:
         log.warning("scrub_cursor_not_written", path=str(path), error=os.strerror(error.errno or 0))
 
 
 def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("scrub_cursor_not_removed", path=str(path), error=os.strerror(error.errno or 0))
