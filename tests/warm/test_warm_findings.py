@@ -72,3 +72,21 @@ async def test_of_two_bad_files_of_a_shard_one_is_mended_and_the_other_goes(tmp_
         twin_of(bad, targets)
         await node.scrub(repair=True)
         assert survey(targets).incomplete(7) == []
+
+
+@pytest.mark.parametrize("data", [LARGE, LARGE[:1000]], ids=["of its own", "in a pack"])
+async def test_a_lost_copy_is_read_as_soon_as_what_it_lacks_has_come_back(tmp_path: Path, data: bytes) -> None:
+    targets = targets_in(tmp_path, 3)
+    async with node_on(tmp_path / "node", targets, store_with(key=data), "2+1") as node:
+        await demoted(node, "key")
+        named = next(target for target in targets if [*target.glob("manifests/*/*"), *target.glob("packs/*")])
+        away = [target for target in targets if target is not named]
+        for target in away:
+            target.rename(target.with_name(f"{target.name} away"))
+        await node.probe()
+        assert (await node.scrub(repair=False)).found["lost"] == 1
+        for target in away:
+            shutil.rmtree(target)
+            target.with_name(f"{target.name} away").rename(target)
+        node.faults.is_down = True
+        assert await node.mount.cat("key") == data

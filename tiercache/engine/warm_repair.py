@@ -129,6 +129,7 @@ class Repairs:
         if condition.is_lost:
             self._copies.lost(manifest.object_id, manifest.generation)
             return "impossible"
+        self._copies.found_again(manifest.object_id, manifest.generation)
         wanting = [index for index in condition.wanting if not self._may_come_back(condition, index)]
         rebuilt = await self._rebuild(condition, self._places(condition, wanting))
         desired = manifest.moved(self._placed(condition, rebuilt))

@@ -10,8 +10,8 @@ Positive answers are kept (manifests never change), bounded by their bytes; nega
 is found in the catalogues without asking anybody (`catalogue.py`). Repair may put a shard elsewhere than its manifest says; who
 finds it there notes it in `Copy.moved`.
 
-A copy of which too few pieces are left counts as none for `LOST_SECONDS`, so that another one is written. Then it is tried again:
-what a target has lost may have come back.
+A copy of which too few pieces are left counts as none for `LOST_SECONDS`, so that another one is written. Who has no other to
+read from tries it all the same: what a target has lost may have come back.
 """
 
 from __future__ import annotations
@@ -115,6 +115,15 @@ class Copies:
         if len(self._lost) > LOST_COUNT:
             self._lost.popitem(last=False)
 
+    def found_again(self, object_id: ObjectId, generation: Generation) -> None:
+        self._lost.pop((object_id, generation), None)
+
+    def has_lost(self, object_id: ObjectId) -> bool:
+        """Is there a copy that counts as none? As far as is known without I/O."""
+        kept = self._kept.get(object_id, ())
+        packs = self.catalogues.find(object_id)
+        return len(self._present(kept)) < len(kept) or any(self.is_lost(pack_id, generation) for pack_id, generation, _ in packs)
+
     def is_lost(self, object_id: ObjectId, generation: Generation) -> bool:
         until = self._lost.get((object_id, generation))
         return until is not None and self._clock() < until
@@ -122,9 +131,14 @@ class Copies:
     def _present(self, copies: Iterable[Copy]) -> list[Copy]:
         return [copy for copy in copies if not self.is_lost(copy.manifest.object_id, copy.generation)]
 
+    def _in_order(self, copies: Iterable[Copy], *, lost_too: bool) -> list[Copy]:
+        if not lost_too:
+            return self._present(copies)
+        return sorted(copies, key=lambda copy: self.is_lost(copy.manifest.object_id, copy.generation))
+
     def add(self, manifest: Manifest) -> None:
         """A copy that was just written, or repaired."""
-        self._lost.pop((manifest.object_id, manifest.generation), None)
+        self.found_again(manifest.object_id, manifest.generation)
         if manifest.is_pack:
             self.catalogues.add(manifest)
             for number in range(manifest.stripes_count):
@@ -151,13 +165,13 @@ class Copies:
         """All copies known, smallest generation first. Raises Unavailable when too few targets answer to know of none.
 
         `in_packs_only`: an object of this size has no copy of its own; then nobody is asked. `ask_all`: not only until one target
-        names a copy, for those that were found could not be read.
+        names a copy, for those that were found could not be read; and what counts as lost is found, too, last.
         """
         while True:
-            if kept := self._present(self._kept.get(object_id, ())):
+            if kept := self._in_order(self._kept.get(object_id, ()), lost_too=ask_all):
                 self._kept.move_to_end(object_id)
                 return kept
-            if packed := await self._packed(object_id):
+            if packed := await self._packed(object_id, lost_too=ask_all):
                 return packed
             if not self.catalogues.is_loaded and await self.catalogues.first_look():
                 continue
@@ -193,15 +207,15 @@ class Copies:
             del self._looking[object_id]
             event.set()
 
-    async def _packed(self, object_id: ObjectId) -> list[Copy]:
+    async def _packed(self, object_id: ObjectId, *, lost_too: bool) -> list[Copy]:
         found = []
         for pack_id, generation, number in self.catalogues.find(object_id):
-            if self.is_lost(pack_id, generation):
+            if self.is_lost(pack_id, generation) and not lost_too:
                 continue
             copy = await self.exactly(pack_id, generation, is_pack=True)
             if copy is not None and number < copy.manifest.stripes_count and copy.manifest.member_id(number) == object_id:
                 found.append(msgspec.structs.replace(copy, member_number=number))
-        return found
+        return self._in_order(found, lost_too=lost_too)
 
     async def _look_up(self, object_id: ObjectId, ask_all: bool) -> list[Copy]:
         order = self._targets.ordered(object_id)
@@ -227,7 +241,7 @@ class Copies:
                 found.append(copy)
         if not found and not is_over(race):
             raise Unavailable(f"only {len(race.answers)} of {len(order)} warm targets answer")
-        found = self._present(found)
+        found = self._in_order(found, lost_too=ask_all)
         if not found:
             self._absent[object_id] = self._clock() + ABSENT_SECONDS
             self._absent.move_to_end(object_id)

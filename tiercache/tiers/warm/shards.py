@@ -9,8 +9,8 @@ Memory: a stripe takes its pieces and its bytes from one budget before the first
 reads together, besides `KEPT_BYTES` and what late pieces occupy until they come (`hedging.py`).
 
 A copy that cannot be read gives way to the next generation. When no shard of any of them is anywhere, they were collected: what
-is known of the object is forgotten and looked up once more. Otherwise the read ends with Unavailable, and the cold tier goes
-on.
+is known of the object is forgotten and looked up once more, copies that count as lost included. Otherwise the read ends with
+Unavailable, and the cold tier goes on.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class Warm:
                 done = sink.received_bytes - at_start
                 try:
                     await self._read(copy, offset + done, length - done, sink)
+                    self._copies.found_again(copy.manifest.object_id, copy.generation)
                     return
                 except NotHeld:
                     continue
@@ -100,7 +101,7 @@ class Warm:
                     failure = failure or error
             if failure is not None:
                 raise failure
-            if not copies:
+            if not copies and not self._copies.has_lost(ref.object_id):
                 break
             self._copies.forget(ref.object_id)
         raise NotHeld(f"warm: no copy of {ref.key!r}")
