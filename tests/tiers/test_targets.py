@@ -112,6 +112,8 @@ async def test_what_is_not_ours_is_refused_and_stays_as_it_was(place: Place) -> 
     assert "damaged" in await place.refused("odd")
     (place.path / "odd" / MARKER).write_bytes(msgspec.json.encode(marking.Marker(2, "0" * 32, 1)))
     assert "has format 2, this program knows 1" in await place.refused("odd")
+    (place.path / "odd" / MARKER).write_bytes(b'{"format": 2, "uuid": "in another form", "more": 1}')
+    assert "has format 2, this program knows 1" in await place.refused("odd")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,12 @@ class Marker(msgspec.Struct, frozen=True):
     weight_bytes: int
 
 
+class _AnyMarker(msgspec.Struct, frozen=True):
+    """What markers of all formats have."""
+
+    format: int
+
+
 class Identity(msgspec.Struct, frozen=True):
     """Who a target is, and the file system on which it was seen."""
 
@@ -155,12 +161,13 @@ def _identify(root: int, filesystem: str, remembered: Identity | None) -> tuple[
 def _decoded(raw: bytes, filesystem: str) -> Identity | None:
     """None for a damaged one."""
     try:
+        marked_format = msgspec.json.decode(raw, type=_AnyMarker).format
+        if marked_format > FORMAT:
+            raise Foreign(f"has format {marked_format}, this program knows {FORMAT}")
         found = msgspec.json.decode(raw, type=Marker)
         identity = uuid.UUID(found.uuid).bytes
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
         return None
-    if found.format > FORMAT:
-        raise Foreign(f"has format {found.format}, this program knows {FORMAT}")
     return Identity(identity, found.weight_bytes, filesystem) if found.format == FORMAT and found.weight_bytes >= 0 else None
 
 
