@@ -267,11 +267,13 @@ class Model:
                 self.demoted.add((key, version))
 
     def names_on_targets(self) -> set[tuple[str, str]]:
-        found = set()
-        for seen in survey(self.targets).copies.values():
-            members = seen.manifest.members if seen.manifest.is_pack else [seen.manifest.content]
-            found |= {(member.key, member.version) for member in members}
-        return found
+        """Of objects that can be read, were all targets up."""
+        return {
+            (member.key, member.version)
+            for seen in survey(self.targets).copies.values()
+            for member in (seen.manifest.members if seen.manifest.is_pack else [seen.manifest.content])
+            if seen.is_readable
+        }
 
     # -- what happens to targets
 

@@ -12,7 +12,7 @@ from tests.engine.engines import content
 from tests.warm.damage import flip
 from tests.warm.nodes import CHUNK_BYTES, Node, node_on
 from tests.warm.surveying import Seen, Survey, survey
-from tests.warm.trouble import Weather
+from tests.warm.trouble import HASTY, Weather
 from tiercache.engine.demotion import Outcome
 from tiercache.tiers.memory import MemoryCold
 
@@ -90,3 +90,28 @@ async def test_a_lost_copy_is_read_as_soon_as_what_it_lacks_has_come_back(tmp_pa
             target.with_name(f"{target.name} away").rename(target)
         node.faults.is_down = True
         assert await node.mount.cat("key") == data
+
+
+async def test_a_copy_that_was_replaced_is_found_though_a_piece_of_the_old_one_hangs(tmp_path: Path, weather: Weather) -> None:
+    targets = targets_in(tmp_path, 5)
+    store = store_with(key=LARGE)
+    async with (
+        node_on(tmp_path / "one", targets, store, "2+1") as one,
+        node_on(tmp_path / "other", targets, store, "2+1") as other,
+    ):
+        await demoted(one, "key")
+        assert await other.mount.cat("key") == LARGE  # it knows the copy from now on
+        await other.forget_hot()
+        copy = only(survey(targets))
+        named = {target for target in targets if [*target.glob("manifests/*/*")]}
+        holders = [paths[0].parents[2] for paths in copy.shards.values()]
+        hanging = next((target for target in holders if target not in named), holders[0])
+        weather.begin(str(hanging), "hanging")
+        for node in (one, other):
+            for target in node.warm.targets.all:
+                target.deadlines = HASTY if target.path == str(hanging) else target.deadlines
+        await one.warm.room.make_room(1 << 30)
+        await demoted(one, "key")
+        other.faults.is_down = True
+        assert await other.mount.cat("key") == LARGE
+        weather.end_all()

@@ -8,9 +8,8 @@ joined. What a read needed in part is kept for a moment (`kept.py`), and two rea
 Memory: a stripe takes its pieces and its bytes from one budget before the first piece is asked for, `WORKING_BYTES` for all
 reads together, besides `KEPT_BYTES` and what late pieces occupy until they come (`hedging.py`).
 
-A copy that cannot be read gives way to the next generation. When no shard of any of them is anywhere, they were collected: what
-is known of the object is forgotten and looked up once more, copies that count as lost included. Otherwise the read ends with
-Unavailable, and the cold tier goes on.
+A copy that cannot be read gives way to the next generation. When none can be read, what is known of the object is forgotten and
+looked up once more, copies that count as lost included: those that were known may have been collected, and others written.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from typing import TypeVar
 import trio
 import xxhash
 
-from tiercache.core.record import ObjectRef
-from tiercache.core.stripe import Geometry, Stripe
+from tiercache.core.record import ObjectId, ObjectRef
+from tiercache.core.stripe import Generation, Geometry, Stripe
 from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
 from tiercache.tiers.sink import put
 from tiercache.tiers.tier import Sink
@@ -86,25 +85,30 @@ class Warm:
         assert length > 0
         assert offset + length <= ref.size_bytes
         at_start = sink.received_bytes
+        failure: TierError | None = None
+        tried: set[tuple[ObjectId, Generation]] = set()
         for is_again in (False, True):
-            copies = await self._fitting(ref, ask_all=is_again)
-            failure: TierError | None = None
+            copies = await self._fitting(ref, ask_all=is_again and failure is None)
             for copy in copies:
+                name = (copy.manifest.object_id, copy.generation)
+                if name in tried:
+                    continue
+                tried.add(name)
                 done = sink.received_bytes - at_start
                 try:
                     await self._read(copy, offset + done, length - done, sink)
-                    self._copies.found_again(copy.manifest.object_id, copy.generation)
+                    self._copies.found_again(*name)
                     return
                 except NotHeld:
                     continue
                 except (Unavailable, Damaged) as error:
                     failure = failure or error
-            if failure is not None:
-                raise failure
-            if not copies and not self._copies.has_lost(ref.object_id):
+            if is_again or not (copies or self._copies.has_lost(ref.object_id)):
                 break
+            if failure is not None and all(copy.member_number is not None for copy in copies):
+                break  # other packs would be known; their manifests are long
             self._copies.forget(ref.object_id)
-        raise NotHeld(f"warm: no copy of {ref.key!r}")
+        raise failure or NotHeld(f"warm: no copy of {ref.key!r}")
 
     async def aclose(self) -> None:
         self._closed = True
