@@ -92,6 +92,30 @@ async def test_what_a_node_has_committed_no_other_writes(tmp_path: Path) -> None
         assert other.counted("tiercache_demoted_stored_bytes_total") == 0
 
 
+async def test_what_two_want_to_demote_at_once_is_written_once(tmp_path: Path) -> None:
+    """Ahead of need, and by hand."""
+    cold = MemoryCold()
+    for number in range(10):
+        cold.put(f"small{number}", content(number, 10 * KIB))
+    cold.put("large", content(99, 2 * MIB))
+    async with engine_on(tmp_path, cold, warm=warm_on(tmp_path, pack_threshold_bytes=64 * KIB)) as mount:
+        for number in range(10):
+            await mount.cat(f"small{number}")
+        await mount.cat("large")
+        found: list[dict[str, Outcome]] = []
+
+        async def demote() -> None:
+            found.append(await demote_all(mount))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(demote)
+            nursery.start_soon(demote)
+        for key in found[0]:
+            assert {outcomes[key] for outcomes in found} == {Outcome.WRITTEN, Outcome.ALREADY}, key
+        assert len({path.name for path in files_on(tmp_path, "packs")}) == 1
+        assert len({path.name for path in files_on(tmp_path, "manifests")}) == 1
+
+
 async def test_parts_and_old_versions_are_not_worth_a_copy(tmp_path: Path) -> None:
     cold = MemoryCold()
     cold.put("part", content(1, 200 * MIB // 64))

@@ -36,6 +36,7 @@ from tiercache.core.chunk import chunk_count, chunk_span
 from tiercache.core.eviction import Evict
 from tiercache.core.manifest import Member
 from tiercache.core.record import ChunkRecord, HotRecord, ObjectId, ObjectRef
+from tiercache.engine.alone import Alone
 from tiercache.engine.dataset import Dataset
 from tiercache.engine.holdings import Holdings
 from tiercache.engine.namespace import Namespace
@@ -122,6 +123,7 @@ class Demotion:
         self._wrote = wrote
         self._clock = clock
         self._under_way: dict[ObjectId, _Candidate] = {}
+        self._writing: Alone[ObjectId] = Alone()  # ahead of need and by hand
         self._pack: OrderedDict[ObjectId, _Candidate] = OrderedDict()
         self._pack_bytes = 0
         self._pack_since = 0.0
@@ -282,18 +284,19 @@ class Demotion:
         return Outcome.ALREADY if await self._copies.find(record.object_id) else None
 
     async def _demote(self, record: HotRecord) -> Outcome:
-        try:
-            outcome = await self._is_below(record)
-            if outcome is None:
-                written = await self._write(record)
-                outcome = Outcome.WRITTEN
-                self._wrote(written)
-                self._observer.demoted("written", record.size_bytes, written.stored_bytes)
-            else:
-                self._observer.demoted("already" if outcome is Outcome.ALREADY else "skipped")
-        except TiercacheError as error:
-            return await self._failed([record], error)
-        return outcome
+        async with self._writing.with_all([record.object_id]):
+            try:
+                outcome = await self._is_below(record)
+                if outcome is None:
+                    written = await self._write(record)
+                    outcome = Outcome.WRITTEN
+                    self._wrote(written)
+                    self._observer.demoted("written", record.size_bytes, written.stored_bytes)
+                else:
+                    self._observer.demoted("already" if outcome is Outcome.ALREADY else "skipped")
+            except TiercacheError as error:
+                return await self._failed([record], error)
+            return outcome
 
     async def _write(self, record: HotRecord) -> Written:
         ref = self._ref(record)
@@ -320,6 +323,10 @@ class Demotion:
 
     async def _write_pack(self, records: Sequence[HotRecord]) -> dict[ObjectId, Outcome]:
         """Write those that nobody has written into one pack; what became of each."""
+        async with self._writing.with_all([record.object_id for record in records]):
+            return await self._write_what_is_missing(records)
+
+    async def _write_what_is_missing(self, records: Sequence[HotRecord]) -> dict[ObjectId, Outcome]:
         outcomes: dict[ObjectId, Outcome] = {}
         missing: list[HotRecord] = []
         try:
