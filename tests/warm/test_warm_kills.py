@@ -138,7 +138,7 @@ async def assert_mended(home: Path, work: str, node: Node, store: Store) -> None
 
 @pytest.mark.parametrize("points_count", [6, pytest.param(100, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("work", WORKS)
-async def test_whoever_dies_leaves_no_torn_copy_and_nothing_else_for_long(
+async def test_whoever_is_killed_leaves_no_torn_copy_and_nothing_else(
     dying: Dying, tmp_path: Path, work: str, points_count: int
 ) -> None:
     prepared(dying, work, tmp_path / "whole")
