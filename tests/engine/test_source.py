@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.engines import MIB, content, dataset_on, engine_on
 from tiercache.core.record import ObjectRef
-from tiercache.engine.source import EXPLORE_EVERY, Source
+from tiercache.engine.source import EXPLORE_EVERY, Source, WarmCopies
 from tiercache.errors import BadResponse, HotSick, NotHeld, TierError, Unavailable, VersionChanged
 from tiercache.tiers.faulty import Fault, Faulty, Script
 from tiercache.tiers.measured import Estimate, MeasuredTier
@@ -123,7 +123,8 @@ class WithWarm:
         object.__setattr__(dataset, "cold_usual", lambda length: self.cold_seconds)
         object.__setattr__(dataset, "trouble", lambda: self.trouble)
         self.tier = MeasuredTier(Faulty(self.warm, warm_faults or Script()), lambda *_: None)
-        self.source = Source(dataset, lambda *_: None, lambda *_: None, self.tier)
+        self.is_lacking = False
+        self.source = Source(dataset, lambda *_: None, lambda *_: None, WarmCopies(self.tier, lambda _: self.is_lacking))
 
     def took(self, seconds: float) -> None:
         """Warm reads take that long."""
@@ -152,6 +153,13 @@ async def test_a_warm_copy_spares_the_store_unless_it_is_much_slower() -> None:
     assert await pair.read() == "warm", "a few milliseconds are no reason"
 
 
+async def test_where_there_is_no_copy_the_warm_tier_is_not_asked() -> None:
+    pair = WithWarm()
+    pair.is_lacking = True
+    assert await pair.read() == "cold"
+    assert pair.warm.requests["read"] == 0
+
+
 async def test_a_store_that_cannot_be_reached_is_stood_in_for_by_a_slow_warm_copy() -> None:
     pair = WithWarm(cold_faults=Script(*[Fault("read", error=lambda: Unavailable("gone"))] * 9))
     pair.took(0.5)
@@ -176,3 +184,13 @@ async def test_when_neither_has_it_the_stores_error_is_told() -> None:
     pair.cold_seconds = 0.1
     with pytest.raises(Unavailable, match="the store is gone"):
         await pair.read()
+
+
+def test_large_reads_that_come_at_once_do_not_count_against_small_ones() -> None:
+    estimate = Estimate(lambda: 0.0)
+    estimate.add_whole(0.08, 8 * MIB)
+    estimate.add_whole(0.001, 100_000)
+    for _ in range(50):
+        estimate.add_whole(0.081, 8 * MIB)
+    assert estimate.read_seconds(100_000) < 0.003
+    assert estimate.read_seconds(8 * MIB) == pytest.approx(0.081, rel=0.1)

@@ -28,7 +28,7 @@ from tiercache.engine.publication import NothingPublished, Publication
 from tiercache.engine.reader import Reader
 from tiercache.engine.room import Room
 from tiercache.engine.scrubbing import Scrub
-from tiercache.engine.source import Source
+from tiercache.engine.source import Source, WarmCopies
 from tiercache.engine.upkeep import Upkeep
 from tiercache.engine.warm_work import controls_of
 from tiercache.engine.warmset import WarmSet
@@ -73,8 +73,8 @@ class Engine:
         self.index = index
         self.facts = Facts(index, limits.chunk_bytes)
         self.warm = warm
-        warm_tier = warm.tier if warm is not None else None
-        sources = {dataset.name: Source(dataset, tally.served, tally.passed, warm_tier) for dataset in datasets}
+        copies = WarmCopies(warm.tier, warm.reads.lacks) if warm is not None else None
+        sources = {dataset.name: Source(dataset, tally.served, tally.passed, copies) for dataset in datasets}
         self.namespace = Namespace(
             index,
             datasets,

@@ -12,6 +12,7 @@ as cold usually does, and WARM_SECONDS longer; as long as nobody knows how long 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tiercache.core.record import ObjectRef
 from tiercache.engine.dataset import Dataset
@@ -21,6 +22,14 @@ from tiercache.tiers.measured import MeasuredTier
 from tiercache.tiers.tier import Sink, Tier
 
 Passed = Callable[[str, str, TierError], None]
+
+
+class WarmCopies(NamedTuple):
+    """`lacks` says without I/O that there is no copy; False when it would have to look."""
+
+    tier: MeasuredTier
+    lacks: Callable[[ObjectRef], bool]
+
 
 EXPLORE_EVERY = 64
 """One read in so many goes to the tier that measured slower, or its figure could never recover."""
@@ -36,7 +45,7 @@ class Source:
     """Reads of one dataset from below the hot tier. `served` is told (tier name, bytes) as they arrive."""
 
     def __init__(
-        self, dataset: Dataset, served: Callable[[str, str, int], None], passed: Passed, warm: MeasuredTier | None = None
+        self, dataset: Dataset, served: Callable[[str, str, int], None], passed: Passed, warm: WarmCopies | None = None
     ) -> None:
         self._dataset = dataset
         self._warm = warm
@@ -65,7 +74,7 @@ class Source:
         """
         start = sink.received_bytes
         cold: Tier = self._dataset.background if background else self._dataset.cold
-        first, last = self._order(length)
+        first, last = self._order(ref, length)
         refusal: TierError | None = None
         for tier in [*first, cold, *last]:
             done = sink.received_bytes - start
@@ -90,7 +99,8 @@ class Source:
 
     def begin(self, ref: ObjectRef, sink: Sink, *, background: bool, asking: Callable[[str], None], ended: Ended) -> Begun | None:
         """All of a small object, where the cold store is the only one to be asked (`tiers/begun.py`). None: `read` it."""
-        if self._dataset.replica is not None or self._warm is not None or self.in_trouble:
+        is_alone = self._dataset.replica is None and (self._warm is None or self._warm.lacks(ref))
+        if not is_alone or self.in_trouble:
             return None
         cold = self._dataset.background if background else self._dataset.cold
 
@@ -105,9 +115,10 @@ class Source:
         if received_bytes:
             self._served(self._dataset.name, tier.name, received_bytes)
 
-    def _order(self, length: int) -> tuple[Sequence[Tier], Sequence[Tier]]:
+    def _order(self, ref: ObjectRef, length: int) -> tuple[Sequence[Tier], Sequence[Tier]]:
         """Who is asked before the cold store, and who after it, should it not answer."""
-        replica, warm = self._dataset.replica, self._warm
+        replica = self._dataset.replica
+        warm = None if self._warm is None or self._warm.lacks(ref) else self._warm.tier
         if replica is None and warm is None:
             return (), ()
         self._reads += 1

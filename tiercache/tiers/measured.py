@@ -27,6 +27,8 @@ from tiercache.tiers.tier import MAX_PAGE, Cold, Place, Sink, Tier
 WEIGHT_RATIO = 1 / 8
 HALF_LIFE_SECONDS = 60.0
 RATE_SAMPLE_BYTES = 64 << 10  # the rate of shorter reads is all latency and noise
+WHOLE_SAMPLE_BYTES = 1 << 20
+"""Of reads whose bytes come all at once, warm ones, the time for less than this is taken for latency, for more for the rate."""
 
 
 class Observe(Protocol):
@@ -52,6 +54,14 @@ class Estimate:
         if rest_bytes >= RATE_SAMPLE_BYTES:
             self._seconds_per_byte = _blend(self._seconds_per_byte, rest_seconds / rest_bytes, weight)
         self._updated = self._clock()
+
+    def add_whole(self, seconds: float, count: int) -> None:
+        """Count a successful read whose bytes came all at once: what it took longer than a short one is its rate."""
+        if count < WHOLE_SAMPLE_BYTES:
+            self.add(seconds, 0.0, 0)
+        else:
+            known_seconds = min(self._latency_seconds, seconds)
+            self.add(known_seconds, seconds - known_seconds, count)
 
     @property
     def _faded(self) -> float:
@@ -159,9 +169,16 @@ class MeasuredTier:
         timed = _Timed(sink, self._clock)
         with self.reported("read", lambda: timed.transferred_bytes):
             await self._tier.read(ref, offset, length, timed)
-        if timed.first is not None:
-            rest_bytes = timed.transferred_bytes - timed.first_bytes
+        self._estimate(timed)
+
+    def _estimate(self, timed: _Timed) -> None:
+        if timed.first is None:
+            return
+        rest_bytes = timed.transferred_bytes - timed.first_bytes
+        if rest_bytes:
             self.estimate.add(timed.first - timed.started, self._clock() - timed.first, rest_bytes)
+        else:
+            self.estimate.add_whole(self._clock() - timed.started, timed.first_bytes)
 
     def begin(self, ref: ObjectRef, sink: Sink, ended: Ended) -> Begun | None:
         timed = _Timed(sink, self._clock)
@@ -171,8 +188,8 @@ class MeasuredTier:
                 now = self._clock()
                 kind = trio.Cancelled if isinstance(error, BrokenOff) else None if error is None else type(error)
                 self._observe(self.name, "read", now - timed.started, timed.transferred_bytes, kind)
-                if error is None and timed.first is not None:
-                    self.estimate.add(timed.first - timed.started, now - timed.first, timed.transferred_bytes - timed.first_bytes)
+                if error is None:
+                    self._estimate(timed)
             ended(error)
 
         return self._begin(ref, timed, observed)

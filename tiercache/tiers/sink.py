@@ -163,12 +163,15 @@ class FileSink:
         comes by (measured: 110 MB of evicted files beside a limit of 200 MB)."""
         self._closed = True
         self._on_progress = None
+        if self._place is not None:
+            self._place.is_closed = True
 
 
 def put(place: Place, views: Sequence[memoryview]) -> None:
     """Put bytes that are in memory already where they belong: one copy, where `buffer` and `advance` need two. Blocks.
 
-    For a tier that has verified them, and tells the sink on the event loop that they have landed. Raises HotFull, HotSick.
+    For a tier that has verified them, and tells the sink on the event loop that they have landed. Raises HotFull, HotSick, and
+    SinkClosed soon after the sink was closed.
     """
     if not isinstance(place, FilePlace):
         for view in views:
@@ -180,7 +183,10 @@ def put(place: Place, views: Sequence[memoryview]) -> None:
     try:
         place.file.ensure()
         for view in views:
-            _write(place.file, view, offset)
+            for begin in range(0, len(view), WRITE_BYTES):
+                if place.is_closed:
+                    raise SinkClosed(f"nobody waits any more for {place.file.path}")
+                _write(place.file, view[begin : begin + WRITE_BYTES], offset + begin)
             offset += len(view)
     finally:
         place.is_stuck = False
@@ -190,7 +196,7 @@ def _write(file: HotFile, piece: memoryview, offset: int) -> None:
     done = 0
     while done < len(piece):
         try:
-            written = os.pwrite(file.fd, piece[done : done + WRITE_BYTES], offset + done)
+            written = os.pwrite(file.fd, piece[done:], offset + done)
         except OSError as error:
             raise refusal(error, "write", file.path) from error
         if written == 0:

@@ -46,15 +46,17 @@ class SinkClosed(TiercacheError):
 class FilePlace:
     """The bytes of a hot file from `offset` on. `is_alone`: nobody else writes the file, so who is given the place may make it.
 
-    `is_stuck` is set while, or because, the file system does not come back from an operation on the file.
+    `is_closed`: nobody wants bytes there any more. `is_stuck` is set while, or because, the file system does not come back from
+    an operation on the file.
     """
 
-    __slots__ = ("file", "is_alone", "is_stuck", "offset")
+    __slots__ = ("file", "is_alone", "is_closed", "is_stuck", "offset")
 
     def __init__(self, file: HotFile, offset: int, *, is_alone: bool) -> None:
         self.file = file
         self.offset = offset
         self.is_alone = is_alone
+        self.is_closed = False
         self.is_stuck = False
 
 
