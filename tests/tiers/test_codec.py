@@ -132,3 +132,13 @@ def test_frames_that_follow_each_other_are_a_file_for_the_zstd_program(tmp_path:
 
 def test_the_digest_is_of_the_logical_bytes() -> None:
     assert encode_stripe(TEXT, 3, CODES[4, 2]).digest == xxhash.xxh3_64_intdigest(TEXT)
+
+
+def test_a_large_chunk_of_which_a_part_shrinks_is_compressed_and_noise_is_not() -> None:
+    code = ErasureCode(4, 2)
+    noise = random.Random(1).randbytes(4 << 20)
+    mixed = noise[: 2 << 20] + b"all work and no play " * 100_000
+    assert encode_stripe(noise, 3, code).is_plain
+    encoded = encode_stripe(mixed, 3, code)
+    assert not encoded.is_plain
+    assert encoded.frame_bytes < len(mixed) * 0.95

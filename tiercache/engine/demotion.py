@@ -258,8 +258,15 @@ class Demotion:
             outcomes = await self._write_pack(pack)
             for record in pack:
                 settled(record, outcomes[record.object_id])
-        for record in large:
-            settled(record, await self._demote(record))
+        left = iter(large)
+
+        async def work() -> None:
+            for record in left:
+                settled(record, await self._demote(record))
+
+        async with trio.open_nursery() as nursery:  # while one is flushed to the disks, the next one is encoded
+            for _ in range(min(WORKERS, len(large))):
+                nursery.start_soon(work)
 
     def _is_small(self, record: HotRecord) -> bool:
         return record.size_bytes <= self._pack_threshold_bytes

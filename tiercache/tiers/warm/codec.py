@@ -18,6 +18,11 @@ from tiercache.core.stripe import Stripe, piece_bytes
 from tiercache.tiers.warm.isal import Buffer, ErasureCode
 
 _WORTH_COMPRESSING = 0.95  # a frame that is longer than this part of its chunk is not kept: the chunk is stored plain
+_SAMPLES_COUNT = 8
+_SAMPLE_BYTES = 16 << 10
+_SAMPLED_FROM_BYTES = 1 << 20
+"""Chunks of so much are compressed only if one of eight samples shrinks: images and archives, which do not, take a third of the
+CPU (8 MiB: 0.07 ms of samples instead of 1.2 to 1.7 ms of zstd)."""
 
 
 class EncodedStripe(msgspec.Struct, frozen=True):
@@ -51,7 +56,7 @@ def encode_stripe(chunk: Buffer, level: int, code: ErasureCode, *, compress: boo
     logical_bytes = len(chunk)
     frame: Buffer = chunk
     is_plain = True
-    if compress and logical_bytes:
+    if compress and logical_bytes and _may_shrink(chunk, level):
         compressed = _contexts.compressor(level).compress(chunk)
         if len(compressed) <= logical_bytes * _WORTH_COMPRESSING:
             frame, is_plain = compressed, False
@@ -71,6 +76,15 @@ def decode_stripe(stripe: Stripe, present: Mapping[int, Buffer], code: ErasureCo
     if len(chunk) != stripe.logical_bytes or xxhash.xxh3_64_intdigest(chunk) != stripe.digest:
         raise errors.Damaged(f"stripe of {stripe.logical_bytes} bytes: its pieces are right, what they hold is not")
     return chunk
+
+
+def _may_shrink(chunk: Buffer, level: int) -> bool:
+    if len(chunk) < _SAMPLED_FROM_BYTES:
+        return True
+    view, step = memoryview(chunk), (len(chunk) - _SAMPLE_BYTES) // (_SAMPLES_COUNT - 1)
+    samples = (view[start : start + _SAMPLE_BYTES] for start in range(0, len(chunk) - _SAMPLE_BYTES + 1, step))
+    compressor = _contexts.compressor(level)
+    return any(len(compressor.compress(sample)) <= _SAMPLE_BYTES * _WORTH_COMPRESSING for sample in samples)
 
 
 def verify_piece(piece: Buffer, checksum: int) -> bool:
