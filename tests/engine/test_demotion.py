@@ -116,6 +116,20 @@ async def test_what_two_want_to_demote_at_once_is_written_once(tmp_path: Path) -
         assert len({path.name for path in files_on(tmp_path, "manifests")}) == 1
 
 
+async def test_no_pack_is_written_when_none_of_its_members_is_there_any_more(tmp_path: Path) -> None:
+    cold = MemoryCold()
+    for number in range(3):
+        cold.put(f"small{number}", content(number, 10 * KIB))
+    async with engine_on(tmp_path, cold, warm=warm_on(tmp_path, pack_threshold_bytes=64 * KIB)) as mount:
+        for number in range(3):
+            await mount.cat(f"small{number}")
+        await mount.settled()
+        for path in (tmp_path / "hot0" / "objects").glob("*/*"):
+            path.unlink()
+        assert set((await demote_all(mount)).values()) == {Outcome.FAILED}
+        assert files_on(tmp_path, "[smpd]*") == []
+
+
 async def test_parts_and_old_versions_are_not_worth_a_copy(tmp_path: Path) -> None:
     cold = MemoryCold()
     cold.put("part", content(1, 200 * MIB // 64))
@@ -211,3 +225,17 @@ async def test_a_pack_closes_after_a_bounded_wait(tmp_path: Path) -> None:
         for number in range(26):  # close to the low watermark: candidates, and nobody waits for room
             await mount.cat(f"f{number}")
         await until(lambda: bool(files_on(tmp_path, "packs")))
+
+
+async def test_residency_tells_of_a_warm_copy_that_this_node_has_seen(tmp_path: Path) -> None:
+    cold = MemoryCold()
+    cold.put("a", content(1, 2 * MIB))
+    async with engine_on(tmp_path, cold, warm=warm_on(tmp_path)) as mount:
+        await mount.cat("a")
+        await mount.settled()
+        entry = await mount.entry("a")
+        assert mount.engine.facts.residency(entry) == "hot,cold"
+        await demote_all(mount)
+        assert mount.engine.facts.residency(entry) == "hot,warm,cold"
+        await evict_all(mount)
+        assert mount.engine.facts.residency(entry) == "warm,cold"

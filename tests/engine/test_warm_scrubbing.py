@@ -268,6 +268,14 @@ async def test_a_pack_whose_members_are_all_in_an_older_one_goes(tmp_path: Path)
         assert [len(paths_of(store, pack)) for pack in (older, newer, more)] == [9, 0, 9]
 
 
+async def test_a_pack_without_members_goes(tmp_path: Path) -> None:
+    async with flash(tmp_path) as store:
+        empty = await store.write_pack({})
+        age(*paths_of(store, empty))
+        assert (await Scrubbing(store, tmp_path).run(repair=True)).found == Counter(superseded=1)
+        assert paths_of(store, empty) == []
+
+
 async def test_what_dead_writers_left_goes_when_it_is_old(tmp_path: Path) -> None:
     async with flash(tmp_path) as store:
         await fill(store)

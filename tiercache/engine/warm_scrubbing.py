@@ -318,8 +318,8 @@ class _Pass:
     # -- copies
 
     async def _has_older_members(self, manifest: Manifest) -> bool:
-        """Is it a pack of which every member is in an older one, too, that can be read?"""
-        if not manifest.is_pack or manifest.stripes_count == 0:
+        """Is it a pack of which every member is in an older one, too, that can be read? One without members is."""
+        if not manifest.is_pack:
             return False
         own = (manifest.generation, manifest.object_id)
         for number in range(manifest.stripes_count):

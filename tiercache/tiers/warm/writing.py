@@ -199,7 +199,7 @@ class Writer:
         return await self._write(draft, batches, calm)
 
     async def write_pack(self, batches: Sequence[Batch], calm: Calm) -> Written:
-        """A pack of the batches' members. Raises as `write_object` does."""
+        """A pack of the batches' members. Raises as `write_object` does; Damaged when there would be none in it."""
         identity = ObjectId(self._rng.randbytes(20))
         return await self._write(ManifestDraft(identity, self._generation(), self.geometry), batches, calm)
 
@@ -212,6 +212,8 @@ class Writer:
         shards = [_Shard(target, index) for index, target in enumerate(chosen)]
         try:
             await self._put_pieces(draft, shards, batches, calm)
+            if draft.is_pack and not draft.stripes_count:
+                raise Damaged("no member of the pack is in the hot tier any more as it was written there")
             await self._commit_shards(draft, shards)
             return await self._put_manifests(draft, shards)
         except BaseException:
