@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import xxhash
 
 from tiercache.core.chunk import chunk_count, held_bytes
-from tiercache.core.record import Entry, HotRecord
+from tiercache.core.record import Entry, HotRecord, ObjectId
 from tiercache.index.index import Index
 
 
@@ -25,9 +26,12 @@ class Hot:
 
 
 class Facts:
-    def __init__(self, index: Index, chunk_bytes: int) -> None:
+    """`is_warm`: has this node seen a warm copy?"""
+
+    def __init__(self, index: Index, chunk_bytes: int, is_warm: Callable[[ObjectId], bool]) -> None:
         self._index = index
         self._chunk_bytes = chunk_bytes
+        self._is_warm = is_warm
 
     def hot(self, entry: Entry) -> Hot:
         record = self._index.hot(entry.object_id)
@@ -43,11 +47,12 @@ class Facts:
         return entry.size_bytes if hot.complete else min(entry.size_bytes, hot.held_bytes)
 
     def residency(self, entry: Entry) -> str:
-        """The tiers with a whole copy, and 'hot(3/64)' for three chunks of 64."""
+        """The tiers with a whole copy, a replica aside, and 'hot(3/64)' for three chunks of 64."""
         hot = self.hot(entry)
+        below = "warm,cold" if self._is_warm(entry.object_id) else "cold"
         if hot.complete and hot.chunks_total:
-            return "hot,cold"
-        return f"hot({hot.chunks_present}/{hot.chunks_total}),cold" if hot.chunks_present else "cold"
+            return f"hot,{below}"
+        return f"hot({hot.chunks_present}/{hot.chunks_total}),{below}" if hot.chunks_present else below
 
     def checksum(self, entry: Entry) -> str:
         """Of a complete hot copy, '' when there is none: 'xxh3:' and the xxh3-64 of its bytes.
