@@ -17,6 +17,7 @@ import os
 import random
 import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -267,10 +268,11 @@ class Model:
                 self.demoted.add((key, version))
 
     def names_on_targets(self) -> set[tuple[str, str]]:
-        """Of objects that can be read, were all targets up."""
+        """Of objects that can be read without those that are in trouble."""
+        sound = [target for target in self.targets if target not in self.in_trouble]
         return {
             (member.key, member.version)
-            for seen in survey(self.targets).copies.values()
+            for seen in survey(sound).copies.values()
             for member in (seen.manifest.members if seen.manifest.is_pack else [seen.manifest.content])
             if seen.is_readable
         }
@@ -320,8 +322,10 @@ class Model:
     def recover(self, target: Path) -> None:
         self.weather.end(str(target))
         if self._away(target).exists():
-            shutil.rmtree(target, ignore_errors=True)
-            self._away(target).rename(target)
+            while self._away(target).exists():  # a probe may make the target anew in between
+                shutil.rmtree(target, ignore_errors=True)
+                with suppress(OSError):
+                    self._away(target).rename(target)
         for process in self.processes:
             self.set_deadlines(process.node)
 
