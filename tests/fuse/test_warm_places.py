@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import pytest
 from tests.fuse.mount import Mount, Mounting, Ran, is_mounted
 from tests.fuse.warm import MIB, evict_all
 from tests.tiers.disks import ext4, tmpfs
+from tests.warm.surveying import survey
 from tiercache.tiers import claim
 from tiercache.tiers.warm.files import MARKER
 
@@ -167,6 +169,23 @@ def test_a_disk_that_is_not_mounted_is_not_written_below_and_is_used_when_it_is(
         assert states(mount)[str(point)] == "up"
         assert (point / MARKER).read_bytes() == marker
         mount.umount()
+
+
+def test_a_broken_target_is_replaced_by_a_directory_with_another_path(surroundings: Surroundings, tmp_path: Path) -> None:
+    broken, new = tmp_path / "broken", tmp_path / "new"
+    mount = surroundings.mount
+    assert surroundings.with_targets(*surroundings.sound, broken).code == 0
+    assert (mount.root / "file").read_bytes() == CONTENT
+    assert evict_all(mount)["demoted"] == 1
+    mount.umount()
+    shutil.rmtree(broken)
+    targets = [*surroundings.sound, new]
+    assert surroundings.with_targets(*targets).code == 0
+    scrubbed = mount.tiercache("scrub", "--tier", "warm", "--repair", "--json")
+    assert scrubbed.code == 0, (scrubbed.out, scrubbed.err)
+    assert survey(targets).incomplete(len(targets)) == []
+    assert list(survey(targets).contents().values()) == [CONTENT]
+    mount.umount()
 
 
 @contextmanager
