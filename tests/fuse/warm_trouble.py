@@ -87,8 +87,9 @@ class BreakableTargets(Targets):
             mirror = self._mirrors.get(number)
             directory = path if mirror is None else mirror.source / path.name  # times are not passed on
             for file in [found for kind in ("shards", "manifests", "packs", "drafts") for found in (directory / kind).rglob("*")]:
-                status = file.stat()
-                os.utime(file, (status.st_atime, status.st_mtime - seconds))
+                with suppress(FileNotFoundError):  # a draft that is finished just now
+                    status = file.stat()
+                    os.utime(file, (status.st_atime, status.st_mtime - seconds))
 
     def _put_away(self, number: int, path: Path) -> None:
         """At once, whoever writes into it."""
