@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.engine.engines import KIB, MIB, Mounted, content, engine_on, warm_on
 from tests.engine.test_demotion import demote_all, evict_all, files_on
-from tiercache.engine.warm_room import WarmRoom
+from tiercache.core.health import Usage
+from tiercache.engine.warm_room import GIVING_WAY_SHARE, WarmRoom
 from tiercache.tiers.memory import MemoryCold
 
 
@@ -71,3 +72,22 @@ async def test_a_pack_that_goes_takes_its_members_along(tmp_path: Path) -> None:
         assert files_on(tmp_path, "[smp]*") == []
         for number in range(10):
             assert await mount.cat(f"f{number}") == content(number, 20 * KIB)
+
+
+async def test_one_full_target_is_no_reason_to_drop_copies_while_the_others_have_room(tmp_path: Path) -> None:
+    cold = MemoryCold()
+    cold.put("a", content(1, 3 * MIB))
+    async with engine_on(tmp_path, cold, warm=warm_on(tmp_path, count=4)) as mount:
+        await mount.cat("a")
+        await demote_all(mount)
+        room = room_of(mount)
+        assert mount.engine.warm is not None
+        targets = mount.engine.warm.targets.all
+        for target in targets:
+            await room.count(target)
+        full = Usage(1, targets[0].usage.total_bytes)
+        targets[0].usage = full
+        assert room.excess_bytes() == 0
+        targets[1].usage = full
+        assert room.excess_bytes() == room.total_bytes // GIVING_WAY_SHARE > 0
+        assert room.excess_bytes() == 0, "not again before a minute has passed"

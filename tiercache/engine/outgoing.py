@@ -16,7 +16,7 @@ import trio
 from tiercache.core.eviction import Evict
 from tiercache.core.record import ObjectId
 
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 2.0
 IN_VAIN_SECONDS = 0.2  # what was just filled or closed can be demoted in a moment
 
 

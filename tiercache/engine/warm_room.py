@@ -4,9 +4,9 @@ Targets are shared, so nobody knows what is there without looking: each node cou
 writes itself. The count is for the operator and for `[warm] capacity`; which copies are the oldest is looked up when some have to
 go. All nodes find the same ones, so that several that make room at once remove little more than one would.
 
-Over its capacity the tier shrinks to LOW_RATIO of it at once. Without one, and with a target that has less free space than must
-stay free, it gives way slowly, a fiftieth at a time: others may have filled the file system, and then all that would be lost is
-ours.
+Over its capacity the tier shrinks to LOW_RATIO of it at once. When too few targets have as much free space as must be left for a
+copy to be written, it gives way slowly, a fiftieth a minute: others may have filled the file system, and then all that would be
+lost is ours.
 
 A copy is taken back in the opposite order of its making: manifests first, so that nobody finds what is being removed.
 """
@@ -21,7 +21,7 @@ import trio
 from tiercache.core.chunk import held_bytes
 from tiercache.core.eviction import WarmCopy, oldest_copies
 from tiercache.core.manifest import Manifest
-from tiercache.core.record import ObjectId
+from tiercache.core.record import OBJECT_ID_BYTES, ObjectId
 from tiercache.core.stripe import Generation, parse_manifest_name
 from tiercache.errors import TierError
 from tiercache.tiers.warm.catalogue import read_manifest
@@ -44,8 +44,9 @@ BATCH_COUNT = 256
 class WarmRoom:
     """`capacity_bytes` is that of all targets together; None: only free space bounds it."""
 
-    def __init__(self, targets: Targets, copies: Copies, capacity_bytes: int | None) -> None:
+    def __init__(self, targets: Targets, copies: Copies, capacity_bytes: int | None, shards_count: int) -> None:
         self.capacity_bytes = capacity_bytes
+        self._shards_count = shards_count
         self._targets = targets
         self._copies = copies
         self._counted: dict[bytes, int] = {}
@@ -70,7 +71,7 @@ class WarmRoom:
             nursery.start_soon(self._keep_counting)
             while True:
                 await trio.sleep(LOOK_SECONDS)
-                if need_bytes := self._excess_bytes():
+                if need_bytes := self.excess_bytes():
                     await self.make_room(need_bytes)
                     await self._count_all()
 
@@ -97,14 +98,18 @@ class WarmRoom:
         else:
             self._counted[target.uuid] = used_bytes
 
-    def _excess_bytes(self) -> int:
+    def excess_bytes(self) -> int:
+        """What should go now. Where only free space bounds the tier, the answer is given once a minute."""
         if self.capacity_bytes is not None and self.total_bytes > self.capacity_bytes:
             return self.total_bytes - int(self.capacity_bytes * LOW_RATIO)
         now = trio.current_time()
-        if any(map(self._targets.lacks_room, self._targets.all)) and now >= self._given_way_at + GIVING_WAY_SECONDS:
-            self._given_way_at = now
-            return self.total_bytes // GIVING_WAY_SHARE
-        return 0
+        is_due = now >= self._given_way_at + GIVING_WAY_SECONDS
+        if not is_due or not any(map(self._targets.lacks_room, self._targets.all)):
+            return 0
+        if len(self._targets.for_shards(bytes(OBJECT_ID_BYTES), self._shards_count)) == self._shards_count:
+            return 0  # the others have room
+        self._given_way_at = now
+        return self.total_bytes // GIVING_WAY_SHARE
 
     async def make_room(self, need_bytes: int) -> int:
         """Drop the oldest copies of about so many bytes, as far as they are not the only ones; what became free."""

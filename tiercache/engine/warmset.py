@@ -51,7 +51,7 @@ class WarmSet:
         self.pack_threshold_bytes = settings.pack_threshold_bytes
         self.catalogues = Catalogues(targets)
         self.copies = Copies(targets, self.catalogues, hedging, geometry.parity_count)
-        self.room = WarmRoom(targets, self.copies, settings.capacity_bytes)
+        self.room = WarmRoom(targets, self.copies, settings.capacity_bytes, geometry.shards_count)
         self.repairs = Repairs(targets, self.copies, tally.repaired)
         observer = _Observer(tally, self.repairs)
         self.scrubs = WarmScrub(targets, self.copies, self.repairs, observer, cursor_path, settings.scrub_rate_bytes)
