@@ -77,9 +77,9 @@ class Warm:
         return self._working.used_bytes
 
     def lacks(self, ref: ObjectRef) -> bool:
-        """Is there certainly no copy? No I/O, hence False when it would have to be asked for."""
+        """Is there certainly no copy? No I/O, hence False when it would have to be asked for, or counts as lost."""
         is_known = ref.size_bytes <= self._pack_threshold_bytes and self._copies.catalogues.is_loaded
-        return is_known and not self._copies.known(ref.object_id)
+        return is_known and not self._copies.known(ref.object_id) and not self._copies.has_lost(ref.object_id)
 
     async def holds(self, ref: ObjectRef) -> bool:
         """Is there a copy? Whether enough of its pieces are there, only a read tells. Raises Unavailable."""
