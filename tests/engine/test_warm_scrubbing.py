@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from tests.tiers.warm_copies import Flash, flash, ref_of
 from tiercache.core.manifest import Manifest
 from tiercache.core.stripe import Generation, copy_name, encode_shard_header, shard_path
 from tiercache.engine.progress import ScrubProgress
+from tiercache.engine.warm_packing import Repacking
 from tiercache.engine.warm_repair import Outcome, Repairs
 from tiercache.engine.warm_scrubbing import GRACE_SECONDS, Cursor, WarmScrub
 from tiercache.tiers.warm.target import Target
+from tiercache.tiers.warm.writing import Staging, Writer
 
 OLD_SECONDS = 2 * GRACE_SECONDS
 OBJECTS = {f"object/{number}": random.Random(number).randbytes(50_000 * (number % 5) + number) for number in range(1, 12)}
@@ -57,12 +60,18 @@ class Scrubbing:
             self.store.targets,
             self.store.copies,
             repairs,
+            repacking_of(self.store),
             self,
             self.cursor,
             self.rate_bytes,
             grace_seconds=self.grace_seconds,
             wall_clock=lambda: self.now,
         )
+
+
+def repacking_of(store: Flash) -> Repacking:
+    writer = Writer(store.targets, store.geometry, zstd_level=1, staging=Staging(1 << 26), clock=time.time, rng=random.Random(5))
+    return Repacking(store.targets, store.warm, writer, lambda written: store.copies.add(written.manifest))
 
 
 async def fill(store: Flash) -> list[Manifest]:
@@ -264,8 +273,11 @@ async def test_a_pack_whose_members_are_all_in_an_older_one_goes(tmp_path: Path)
         more = await store.write_pack({**subset, "small/other": b"other"}, generation=3 << 20, seed=3)
         age(*paths_of(store, newer), *paths_of(store, more), *paths_of(store, older))
         found = await Scrubbing(store, tmp_path).run(repair=True)
-        assert found.found == Counter(superseded=1)
-        assert [len(paths_of(store, pack)) for pack in (older, newer, more)] == [9, 0, 9]
+        assert found.found == Counter(superseded=1, overlapping=1)
+        assert [len(paths_of(store, pack)) for pack in (older, newer, more)] == [9, 0, 0]
+        await store.catalogues.refresh()
+        assert await store.read("small/other", b"other") == b"other"
+        assert (await Scrubbing(store, tmp_path, grace_seconds=0.0).run(repair=True)).found == Counter()
 
 
 async def test_a_pack_without_members_goes(tmp_path: Path) -> None:

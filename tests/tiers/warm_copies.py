@@ -95,7 +95,8 @@ class Flash:
         return await self._put(draft, stripes, without)
 
     async def write_pack(self, objects: dict[str, bytes], *, generation: int = 1 << 20, seed: int = 1) -> Manifest:
-        draft = ManifestDraft(ObjectId(random.Random(seed).randbytes(20)), Generation(generation), self.geometry)
+        identity = ObjectId(random.Random(seed).randbytes(20))
+        draft = ManifestDraft(identity, Generation(generation), self.geometry, is_sole=self.is_sole)
         stripes = []
         for key, data in objects.items():
             ref = ref_of(key, data)

@@ -9,7 +9,8 @@ from tiercache.tiers.memory import MemoryCold
 LARGE = {"large": content(1, 2 * CHUNK_BYTES + 5), "text": b"all work and no play " * 5000, "one chunk": content(2, 50 * KIB)}
 SMALL = {f"small{number}": content(100 + number, 1 + 1500 * number) for number in range(9)}
 ALL = {**LARGE, **SMALL}
-CONTENTS = {"demotion": LARGE, "packing": SMALL, "again": ALL, "repair": ALL, "room": ALL}
+SOME = dict(list(SMALL.items())[:6])
+CONTENTS = {"demotion": LARGE, "packing": SMALL, "packing some": SOME, "again": ALL, "repair": ALL, "room": ALL}
 
 
 class Store(MemoryCold):

@@ -26,7 +26,7 @@ ROOM_BYTES = 1 << 19
 
 
 class Order(msgspec.Struct):
-    """`work`: demotion, packing, repair, room; `again` writes what is there already a second time.
+    """`work`: demotion, packing (some), repair, room; `again` writes what is there already a second time.
 
     The process dies at operation `at` (0: never): `when` it is before, half or after.
     """

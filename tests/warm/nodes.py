@@ -88,11 +88,12 @@ class Node:
         await self.mount.settled()
         await self.mount.engine.holdings.evict([record.object_id for record in self.mount.engine.index.all_hot()])
 
-    async def scrub(self, *, repair: bool, grace_seconds: float = 0.0) -> ScrubProgress:
-        """A pass. One without grace takes nothing for young: nobody else may be writing."""
+    async def scrub(self, *, repair: bool, grace_seconds: float = -1.0) -> ScrubProgress:
+        """A pass. Without grace nothing is young, not even what came in this tick of the clock: nobody else may be writing."""
         progress = ScrubProgress()
         warm = self.warm
-        scrub = WarmScrub(warm.targets, warm.copies, warm.repairs, Scrubbed(), self.cursor, 0, grace_seconds=grace_seconds)
+        parts = (warm.targets, warm.copies, warm.repairs, warm.repacking)
+        scrub = WarmScrub(*parts, Scrubbed(), self.cursor, 0, grace_seconds=grace_seconds)
         await scrub.scrub(repair, progress)
         return progress
 

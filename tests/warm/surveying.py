@@ -97,10 +97,11 @@ class Survey:
             homes = {path.parents[2] for paths in seen.shards.values() for path in paths}
             if len(homes) != geometry.shards_count:
                 wrong.append(f"{seen.manifest!r}: shards lie on {len(homes)} targets")
-        return [*wrong, *(f"{seen.manifest!r} is in older copies" for seen in self.copies.values() if self._is_superseded(seen))]
+        superfluous = [seen.manifest for seen in self.copies.values() if self._is_superfluous(seen)]
+        return [*wrong, *(f"{manifest!r}: what it has is in older copies" for manifest in superfluous)]
 
-    def _is_superseded(self, seen: Seen) -> bool:
-        """Is all that it has in older copies of its kind? Packs may have members in common: none is written anew for that."""
+    def _is_superfluous(self, seen: Seen) -> bool:
+        """Is anything that it has in older copies of its kind, or has it nothing?"""
         manifest = seen.manifest
         older = {
             object_id
@@ -108,7 +109,7 @@ class Survey:
             if other.manifest.is_pack == manifest.is_pack and (generation, name) < (manifest.generation, manifest.object_id)
             for object_id in other.objects
         }
-        return older.issuperset(seen.objects)
+        return not seen.objects or not older.isdisjoint(seen.objects)
 
     def pass_over_unidentifiable(self) -> None:
         """Copies of which no manifest is left: nobody can say what they are, or that they are not needed, so they stay."""

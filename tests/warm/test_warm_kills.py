@@ -76,12 +76,15 @@ def targets_in(home: Path) -> list[Path]:
 
 
 def prepared(dying: Dying, work: str, home: Path) -> None:
-    """The targets as the node finds them that will die: for a repair, two copies of everything, with damage of every kind."""
+    """The targets as the node finds them that will die.
+
+    For a repair: two copies of almost everything, of which packs have not all members in common, with damage of every kind.
+    """
     home.mkdir()
     for target in targets_in(home):
         target.mkdir()
     if work in ("repair", "room"):
-        for first in ("demotion", "packing"):
+        for first in ("demotion", "packing" if work == "room" else "packing some"):
             assert dying.run(first, home / first, targets_in(home)).status == 0
     if work == "repair":
         assert dying.run("again", home / "again", targets_in(home)).status == 0

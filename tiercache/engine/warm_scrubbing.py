@@ -6,6 +6,7 @@ A pass goes through the 4,096 directories in order, one copy at a time. What it 
     bad_manifest, missing_manifest                                            of manifests (a copy should have m+1)
     lost            a copy of which some stripe has fewer than k valid pieces
     superseded      a further generation of an object: the oldest one that can be read counts
+    overlapping     a pack of which some members, not all, are in older ones that can be read (`warm_packing.py`)
     duplicate       a shard on two targets, as repairs by two nodes leave it, or one of a target that came back
     unreferenced    shards that no manifest names, as writers leave them that died
     old_draft       the same, unfinished
@@ -26,7 +27,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -37,8 +37,9 @@ import trio
 from tiercache.core.manifest import MANIFEST_HEADER_BYTES, UUID_BYTES, Manifest
 from tiercache.core.stripe import manifest_path, shard_path
 from tiercache.engine.progress import ScrubProgress
-from tiercache.engine.warm_examining import Condition, Pace, ShardFile, examine, locate
+from tiercache.engine.warm_examining import Condition, Pace, ShardFile, examine
 from tiercache.engine.warm_listing import Bucket, Listing, Name, OnTarget
+from tiercache.engine.warm_packing import Overlaps, Repacking
 from tiercache.engine.warm_repair import Repairs
 from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
 from tiercache.tiers.warm.catalogue import read_manifest
@@ -86,6 +87,7 @@ class WarmScrub:
         targets: Targets,
         copies: Copies,
         repairs: Repairs,
+        repacking: Repacking,
         observer: Observer,
         cursor_path: Path,
         rate_bytes: int,
@@ -96,6 +98,7 @@ class WarmScrub:
         self._targets = targets
         self._copies = copies
         self._repairs = repairs
+        self._repacking = repacking
         self._observer = observer
         self._cursor_path = cursor_path
         self._rate_bytes = rate_bytes
@@ -105,7 +108,8 @@ class WarmScrub:
     async def scrub(self, repair: bool, progress: ScrubProgress) -> None:
         """Look at everything, or go on where a pass with the same `repair` was interrupted. Raises nothing of a target's."""
         first = await self._resume(repair, progress)
-        work = _Pass(self._targets, self._copies, self._repairs, self._observer, self._rate_bytes, repair, progress)
+        parts = (self._targets, self._copies, self._repairs, self._repacking, self._observer)
+        work = _Pass(*parts, self._rate_bytes, repair, progress)
         await work.begin(self._grace_seconds)
         buckets = [bucket for bucket in await work.listing.buckets() if bucket >= first]
         if not first:
@@ -152,6 +156,7 @@ class _Pass:
         targets: Targets,
         copies: Copies,
         repairs: Repairs,
+        repacking: Repacking,
         observer: Observer,
         rate_bytes: int,
         repair: bool,
@@ -161,12 +166,13 @@ class _Pass:
         self._targets = targets
         self._copies = copies
         self._repairs = repairs
+        self._repacking = repacking
         self._observer = observer
         self._pace = Pace(rate_bytes)
+        self._overlaps = Overlaps(targets, copies, self._pace)
         self._repair = repair
         self._progress = progress
         self._wrong_manifests = 0
-        self._readable: dict[Name, bool] = {}  # packs
         self._silent: set[str] = set()  # targets that did not answer at some time
         self._old_before: dict[str, float] = {}  # target -> time by its own clock; what is younger is left alone
 
@@ -242,10 +248,14 @@ class _Pass:
             manifest = await self._look_at_manifests(name, manifests, is_pack=name in found.packs)
             if manifest is None:
                 continue
-            if keeper is not None or await self._has_older_members(manifest):
+            superfluous = await self._overlaps.in_older(manifest) if manifest.is_pack else frozenset()
+            is_superfluous = manifest.is_pack and len(superfluous) == manifest.stripes_count  # one without members, too
+            if keeper is not None or is_superfluous:
                 await self._look_at_superseded(found, manifest, manifests)
             elif await self._look_at_copy(found, manifest, manifests, manifests_are_right=self._wrong_manifests == before):
                 keeper = manifest
+                if superfluous and all(map(self._is_old, manifests)):
+                    await self._look_at_overlapping(found, manifest, superfluous)
 
     async def _look_at_unreferenced(self, found: Bucket, name: Name) -> None:
         """Shards without a manifest. Whether there is one is asked again before they are removed."""
@@ -317,34 +327,23 @@ class _Pass:
 
     # -- copies
 
-    async def _has_older_members(self, manifest: Manifest) -> bool:
-        """Is it a pack of which every member is in an older one, too, that can be read? One without members is."""
-        if not manifest.is_pack:
-            return False
-        own = (manifest.generation, manifest.object_id)
-        for number in range(manifest.stripes_count):
-            packs = self._copies.catalogues.find(manifest.member_id(number))
-            older = [pack[:2] for pack in packs if (pack[1], pack[0]) < own]
-            if not any([await self._can_be_read(pack) for pack in older]):
-                return False
-        return True
-
-    async def _can_be_read(self, pack: Name) -> bool:
-        """Found out once in a pass."""
-        if pack not in self._readable:
-            self._readable[pack] = False
-            copy = await self._copies.exactly(*pack, is_pack=True)
-            if copy is not None:
-                with suppress(Damaged):
-                    condition = await examine(copy.manifest, *await locate(self._targets, *pack), self._pace)
-                    self._readable[pack] = not condition.is_lost
-        return self._readable[pack]
-
     async def _look_at_superseded(self, found: Bucket, manifest: Manifest, manifests: Sequence[OnTarget]) -> None:
         if not all(map(self._is_old, manifests)):
             return
         self._say("superseded", None, manifest_path(manifest.object_id, manifest.generation, is_pack=manifest.is_pack))
         if self._repair and not found.unanswered and not manifest.is_sole:
+            await self._remove_copy(manifest)
+
+    async def _look_at_overlapping(self, found: Bucket, manifest: Manifest, superfluous: frozenset[int]) -> None:
+        path = manifest_path(manifest.object_id, manifest.generation, is_pack=True)
+        self._say("overlapping", None, path)
+        if not self._repair or found.unanswered or manifest.is_sole:
+            return
+        try:
+            await self._repacking.write_without(manifest, superfluous, self._pace)
+        except TierError as error:
+            self._progress.failures.add(path, error)
+        else:
             await self._remove_copy(manifest)
 
     async def _look_at_copy(

@@ -14,6 +14,7 @@ import trio
 
 from tiercache.config import WarmSettings
 from tiercache.core.stripe import Geometry
+from tiercache.engine.warm_packing import Repacking
 from tiercache.engine.warm_repair import Repairs
 from tiercache.engine.warm_room import WarmRoom
 from tiercache.engine.warm_scrubbing import WarmScrub
@@ -54,12 +55,15 @@ class WarmSet:
         self.room = WarmRoom(targets, self.copies, settings.capacity_bytes, geometry.shards_count)
         self.repairs = Repairs(targets, self.copies, tally.repaired)
         observer = _Observer(tally, self.repairs)
-        self.scrubs = WarmScrub(targets, self.copies, self.repairs, observer, cursor_path, settings.scrub_rate_bytes)
         pieces = Pieces(targets, hedging, observer)
         self.reads = Warm(self.copies, pieces, observer, pack_threshold_bytes=settings.pack_threshold_bytes)
         self.tier = MeasuredTier(self.reads, tally.requested)
         staging = Staging(STAGING_BYTES)
         self.writer = Writer(targets, geometry, zstd_level=settings.zstd_level, staging=staging, clock=time.time, rng=rng)
+        self.repacking = Repacking(targets, self.reads, self.writer, self.wrote)
+        self.scrubs = WarmScrub(
+            targets, self.copies, self.repairs, self.repacking, observer, cursor_path, settings.scrub_rate_bytes
+        )
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -117,9 +121,7 @@ async def open_warm(
         return None
     apart = [(what, Path(path)) for what, path in others]
 
-    def observe(
-        target: str, operation: str, seconds: float, transferred_bytes: int, error: type[BaseException] | None
-    ) -> None:
+    def observe(target: str, operation: str, seconds: float, transferred_bytes: int, error: type[BaseException] | None) -> None:
         tally.requested("target", operation, seconds, transferred_bytes, error)
 
     targets = await open_targets(settings.targets, memory_directory / MEMORY, Path(mountpoint), apart, observe=observe)

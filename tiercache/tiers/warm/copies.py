@@ -106,7 +106,12 @@ class Copies:
         """Was a committed copy seen? No I/O."""
         if self._present(self._kept.get(object_id, ())):
             return True
-        return any(not self.is_lost(pack_id, generation) for pack_id, generation, _ in self.catalogues.find(object_id))
+        return bool(self.packs_of(object_id))
+
+    def packs_of(self, object_id: ObjectId) -> set[tuple[ObjectId, Generation]]:
+        """Packs that seem to have it, without those that count as lost. No I/O."""
+        packs = ((pack_id, generation) for pack_id, generation, _ in self.catalogues.find(object_id))
+        return {pack for pack in packs if not self.is_lost(*pack)}
 
     def lost(self, object_id: ObjectId, generation: Generation) -> None:
         """Every target was asked, and there are fewer than k pieces of some stripe. `object_id`: of an object or a pack."""

@@ -9,7 +9,8 @@ Memory: a stripe takes its pieces and its bytes from one budget before the first
 reads together, besides `KEPT_BYTES` and what late pieces occupy until they come (`hedging.py`).
 
 A copy that cannot be read gives way to the next generation. When none can be read, what is known of the object is forgotten and
-looked up once more, copies that count as lost included: those that were known may have been collected, and others written.
+looked up once more, copies that count as lost included: those that were known may have been collected, and others written. When
+packs are gone, the targets are asked which there are now.
 """
 
 from __future__ import annotations
@@ -108,11 +109,14 @@ class Warm:
                     continue
                 except (Unavailable, Damaged) as error:
                     failure = failure or error
-            if is_again or not (copies or self._copies.has_lost(ref.object_id)):
+            packs = self._copies.packs_of(ref.object_id)
+            if is_again or not (copies or packs or self._copies.has_lost(ref.object_id)):
                 break
-            if failure is not None and all(copy.member_number is not None for copy in copies):
+            if failure is not None and packs <= tried and all(copy.member_number is not None for copy in copies):
                 break  # other packs would be known; their manifests are long
             self._copies.forget(ref.object_id)
+            if failure is None and packs:
+                await self._copies.catalogues.refresh()  # a pack that is gone may have been written anew
         raise failure or NotHeld(f"warm: no copy of {ref.key!r}")
 
     async def aclose(self) -> None:

@@ -198,10 +198,14 @@ class Writer:
         draft = ManifestDraft.of_object(ref, source_id, self._generation(), self.geometry, chunk_bytes=chunk_bytes)
         return await self._write(draft, batches, calm)
 
-    async def write_pack(self, batches: Sequence[Batch], calm: Calm) -> Written:
-        """A pack of the batches' members. Raises as `write_object` does; Damaged when there would be none in it."""
+    async def write_pack(self, batches: Sequence[Batch], calm: Calm, *, generation: Generation | None = None) -> Written:
+        """A pack of the batches' members. Raises as `write_object` does; Damaged when there would be none in it.
+
+        `generation`: of one that replaces another pack; otherwise it is the youngest.
+        """
         identity = ObjectId(self._rng.randbytes(20))
-        return await self._write(ManifestDraft(identity, self._generation(), self.geometry), batches, calm)
+        draft = ManifestDraft(identity, self._generation() if generation is None else generation, self.geometry)
+        return await self._write(draft, batches, calm)
 
     def _generation(self) -> Generation:
         return make_generation(self._clock(), self._rng.getrandbits(20))
