@@ -109,8 +109,7 @@ def run(config: Config, *, report: Report) -> int:
 def _raise_file_limit() -> None:
     """Every open hot file and every connection is a descriptor: take all that the hard limit allows, within reason."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES if hard == resource.RLIM_INFINITY else min(hard, FILES), hard))
 
 
 class _Once:
@@ -385,7 +384,7 @@ class Daemon:
         with trio.open_signal_receiver(*ending) as signals:
             async for _ in signals:
                 if self._supervision.kind == "systemd" and self._kept is not None:
-                    self._leaves_mount = await trio.to_thread.run_sync(is_being_restarted)
+                    self._leaves_mount = await trio.to_thread.run_sync(is_being_restarted) and not await self._held_up()
                 tell("STOPPING=1")
                 if self._leaves_mount:
                     log.info("left_to_the_next_daemon", mountpoint=self._point)
@@ -396,6 +395,9 @@ class Daemon:
                 except SetupError as error:
                     log.warning("busy_mount_is_detached", mountpoint=self._point, error=error.line)
                     await self._unmount(lazy=True)
+
+    async def _held_up(self) -> str:
+        return "" if self._warm is None else await self._warm.held_up()
 
     async def _hand_over(self) -> str:
         """End soon, and let this process become the program that is installed now; its version.
@@ -408,6 +410,8 @@ class Daemon:
                 hint="end its users, then `tiercache umount` and mount again",
             )
         version = await trio.to_thread.run_sync(rehearse_successor, config_bytes(self._config))
+        if why := await self._held_up():
+            raise SetupError(f"{self._point} cannot be handed over: {why}", hint="try again when it answers")
         for directory in range(len(self._hot.paths)):
             await trio.to_thread.run_sync(self._hot.files.syncfs, directory)
         kept = self._kept

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.fuse.mount import Mount, Mounting
 from tests.fuse.warm import KIB, MIB, Targets, a_mixed_dataset, read_all
 from tests.servers.process import wait_until
+from tests.tiers.mirrored import mirrored
 
 SIZES = (100 * KIB, 3 * MIB, 10 * KIB, MIB, 5000)
 COUNT = 5
@@ -111,3 +112,22 @@ def test_a_target_that_is_taken_away_is_told_of_and_comes_back(mounting: Mountin
     wait_until((targets.paths[2] / "tiercache-target.json").exists, "a deleted target to be made again", 30)
     assert mount.tiercache("scrub", "--repair").code == 0
     assert mount.tiercache("scrub").code == 0
+
+
+def test_an_upgrade_is_refused_while_a_target_hangs_and_readers_notice_nothing(mounting: Mounting, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_bytes(b"content")
+    with mirrored(tmp_path / "mirror") as mirror:
+        options = ["--ec", "1+1", "--warm-target", str(mirror.path / "t"), "--warm-target", str(tmp_path / "t")]
+        mount = mounting(f"file://{source}", options=options)
+        mirror.fail("hang")
+        try:
+            ran = mount.tiercache("upgrade", mount.point)
+            assert ran.code == 1
+            assert "does not answer" in ran.err
+            assert (mount.root / "file").read_bytes() == b"content"
+        finally:
+            mirror.work()
+        wait_until(lambda: mount.tiercache("upgrade", mount.point).code == 0, "an upgrade")
+        assert (mount.root / "file").read_bytes() == b"content"

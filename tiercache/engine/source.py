@@ -34,7 +34,7 @@ class WarmCopies(NamedTuple):
 EXPLORE_EVERY = 64
 """One read in so many goes to the tier that measured slower, or its figure could never recover."""
 WARM_RATIO = 2.0
-WARM_SECONDS = 0.02
+WARM_SECONDS = 0.1
 
 
 def _nobody(_tier: str) -> None:

@@ -30,7 +30,8 @@ from tiercache.tiers.warm.writing import Staging, Writer, Written
 
 MEMORY = "targets.json"
 CURSOR = "scrub.json"
-STAGING_BYTES = 256 << 20
+STAGING_BYTES = 128 << 20
+SILENT_SECONDS = 2.0
 
 
 class WarmSet:
@@ -79,6 +80,11 @@ class WarmSet:
         self.room.wrote(manifest, written.stored_bytes)
         if written.missing_count:
             self.repairs.wish(Wish(manifest.object_id, manifest.generation, manifest.is_pack))
+
+    async def held_up(self) -> str:
+        """What keeps this process from ending, or from becoming another one, in one line: a thread that hangs in a target."""
+        silent = await self.targets.silent(SILENT_SECONDS)
+        return f"warm target {silent[0]} does not answer, and a process that waits for it cannot be replaced" if silent else ""
 
     async def aclose(self) -> None:
         await self.tier.aclose()

@@ -181,6 +181,18 @@ class Target:
         """Nothing is begun any more. Threads that were given up are left to themselves."""
         self._closed = True
 
+    async def is_silent(self, seconds: float) -> bool:
+        """Does it leave a call without an answer, now or since it was given up? Such a call keeps the process from ending."""
+        if self._patience.outstanding_count:
+            return True
+        with trio.move_on_after(seconds):
+            try:
+                await self.filesystem()
+            except TiercacheError:
+                return self._patience.outstanding_count > 0
+            return False
+        return True
+
     # -- probes
 
     def probe_due(self) -> bool:

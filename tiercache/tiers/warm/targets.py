@@ -86,6 +86,19 @@ class Targets:
             return False
         return target.is_full or target.usage.free_bytes < max(1, target.usage.total_bytes * self._min_free_ratio)
 
+    async def silent(self, seconds: float) -> list[str]:
+        """The paths of those that do not answer within so long."""
+        found: list[str] = []
+
+        async def ask(target: Target) -> None:
+            if await target.is_silent(seconds):
+                found.append(target.path)
+
+        async with trio.open_nursery() as nursery:
+            for target in self.all:
+                nursery.start_soon(ask, target)
+        return found
+
     async def run(self) -> None:
         """Probe them as each is due, until cancelled."""
         async with trio.open_nursery() as nursery:
