@@ -14,7 +14,7 @@ import pytest
 from tests.engine.engines import KIB, content
 from tests.engine.test_warm_scrubbing import SMALL, Scrubbing, files_of
 from tests.tiers.warm_copies import flash
-from tests.warm.nodes import Node, node_on
+from tests.warm.nodes import ALL_IS_OLD_SECONDS, Node, node_on
 from tests.warm.surveying import survey
 from tests.warm.trouble import Life, Weather, living
 from tiercache.core.record import ObjectRef
@@ -90,12 +90,12 @@ async def test_what_two_nodes_packed_at_once_is_in_one_pack_after_a_scrub(tmp_pa
         await pack(one, FIRST)
         await pack(other, SECOND)
         (older, younger) = sorted(survey(targets_in(tmp_path)).copies, key=lambda name: name[1])
-        assert (await one.scrub(repair=False)).found == Counter(overlapping=1)
+        assert (await one.scrub(repair=False, grace_seconds=ALL_IS_OLD_SECONDS)).found == Counter(overlapping=1)
         assert (await one.scrub(repair=True, grace_seconds=3600.0)).found == Counter()
         assert set(survey(targets_in(tmp_path)).copies) == {older, younger}
         await other.warm.catalogues.refresh()
         await assert_readable(other, CONTENTS)  # it knows both packs from now on
-        mended = await one.scrub(repair=True)
+        mended = await one.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
         assert (mended.found, mended.failures.count, mended.damaged_count) == (Counter(overlapping=1), 0, 0)
         assert mended.lines == [f"overlapping: packs/{younger[0].hex()}.{younger[1]:016x}"]
         copies = survey(targets_in(tmp_path)).copies
@@ -103,7 +103,7 @@ async def test_what_two_nodes_packed_at_once_is_in_one_pack_after_a_scrub(tmp_pa
         assert younger not in copies
         for node in (one, other):  # the other one has not heard of the new pack
             await assert_each_is_in_one_pack(tmp_path, node)
-        assert (await other.scrub(repair=True)).found == Counter()
+        assert (await other.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)).found == Counter()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -115,7 +115,7 @@ async def test_one_pass_is_enough_for_many_packs(tmp_path: Path, seed: int) -> N
             keys = rng.sample(sorted(CONTENTS), 6)
             await pack(node, keys)
             packed.update(keys)
-        assert (await node.scrub(repair=True)).failures.count == 0
+        assert (await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)).failures.count == 0
         await assert_each_is_in_one_pack(tmp_path, node, packed)
 
 
@@ -126,7 +126,7 @@ async def test_what_a_node_leaves_that_dies_meanwhile_the_next_scrub_finishes(tm
     life.left_count = 1_000_000
     async with node_in(tmp_path / "whole", "scrubbing") as node:
         with living(life):
-            await node.scrub(repair=True)
+            await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
     calls_count = 1_000_000 - life.left_count
     both_count = 0
     for number, left_count in enumerate(range(calls_count // 3, calls_count, calls_count // 16)):
@@ -136,13 +136,13 @@ async def test_what_a_node_leaves_that_dies_meanwhile_the_next_scrub_finishes(tm
         async with node_in(home, "dying") as node:
             with living(life):
                 life.dies_after(left_count)
-                await node.scrub(repair=True)
+                await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
         both_count += len(survey(targets_in(home)).copies) == 3
         async with node_in(home, "next") as node:
             await assert_readable(node, CONTENTS)
-            await node.scrub(repair=True)
+            await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
             await assert_each_is_in_one_pack(home, node)
-            assert (await node.scrub(repair=True)).found == Counter()
+            assert (await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)).found == Counter()
     assert both_count, "none died between the new pack and the removal of the old one"
 
 
@@ -164,14 +164,14 @@ async def test_a_pack_stays_when_what_else_is_in_it_cannot_be_read(
 
         with monkeypatch.context() as patched:
             patched.setattr(reads, "read", failing_read)
-            found = await node.scrub(repair=True)
+            found = await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
         is_needed = failing not in FIRST  # those in the older pack are not read
         assert (found.found, found.failures.count) == (Counter(overlapping=1), int(is_needed))
         seen = survey(targets_in(tmp_path))
         assert (set(seen.copies) == before) is is_needed
         assert (seen.unreferenced, seen.drafts) == ([], [])
         await assert_readable(node, CONTENTS)
-        await node.scrub(repair=True)
+        await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
         await assert_each_is_in_one_pack(tmp_path, node)
 
 
@@ -182,12 +182,12 @@ async def test_a_pack_stays_when_too_few_targets_take_shards(tmp_path: Path, mon
         full = node.warm.targets.all[:2]
         with monkeypatch.context() as patched:
             patched.setattr(node.warm.targets, "lacks_room", lambda target: target in full)
-            found = await node.scrub(repair=True)
+            found = await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
         assert (found.found, found.failures.count) == (Counter(overlapping=1), 1)
         seen = survey(targets_in(tmp_path))
         assert set(seen.copies) == before
         assert (seen.unreferenced, seen.drafts) == ([], [])
-        await node.scrub(repair=True)
+        await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
         await assert_each_is_in_one_pack(tmp_path, node)
 
 
@@ -198,7 +198,7 @@ async def test_members_of_an_older_pack_that_cannot_be_read_are_kept(tmp_path: P
     for index in range(3):
         seen.copies[older].shards[index][0].unlink()
     async with node_in(tmp_path, "node") as node:
-        found = (await node.scrub(repair=True)).found
+        found = (await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)).found
         assert (found["lost"], found["overlapping"]) == (1, 0)
         assert set(survey(targets_in(tmp_path)).copies) == {younger}
         await assert_each_is_in_one_pack(tmp_path, node, SECOND)
@@ -211,6 +211,6 @@ async def test_a_pack_that_existed_nowhere_else_stays_as_it_is(tmp_path: Path) -
         store.is_sole = True
         await store.write_pack({key: SMALL[key] for key in keys[4:]}, generation=2 << 20, seed=2)
         before = files_of(store)
-        found = await Scrubbing(store, tmp_path, grace_seconds=-1.0).run(repair=True)
+        found = await Scrubbing(store, tmp_path, grace_seconds=ALL_IS_OLD_SECONDS).run(repair=True)
         assert found.found == Counter(overlapping=1)
         assert files_of(store) == before

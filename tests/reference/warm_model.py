@@ -45,7 +45,7 @@ from tests.reference.warm_steps import (
     Trouble,
 )
 from tests.warm.damage import KINDS, noise
-from tests.warm.nodes import CHUNK_BYTES, Node, Unreadable, node_on
+from tests.warm.nodes import ALL_IS_OLD_SECONDS, CHUNK_BYTES, Node, Unreadable, node_on
 from tests.warm.surveying import Survey, differing, survey
 from tests.warm.trouble import HASTY, Life, Weather, living
 from tiercache.engine.demotion import Outcome
@@ -338,7 +338,7 @@ class Model:
                 await self.read(step.node, key, fresh=False)
         process.life.dies_after(step.calls_count)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._work_until_dead, process, step.work)
+            nursery.start_soon(self._work_until_dead, process, step)
             if step.amid:
                 for key in KEYS:
                     nursery.start_soon(partial(self.read, 1 - step.node, key, fresh=False))
@@ -346,14 +346,14 @@ class Model:
         await process.kill()
         await process.start(is_pressed=self.is_pressed)
 
-    async def _work_until_dead(self, process: Process, work: str) -> None:
+    async def _work_until_dead(self, process: Process, step: Crash) -> None:
         with living(process.life):
-            if work == "demote":
+            if step.work == "demote":
                 outcomes = await process.node.demote()
                 if process.life.spend():
                     self._demoted(outcomes, was_covered=False)
-            elif work == "repair":
-                await process.node.scrub(repair=True)
+            elif step.work == "repair":
+                await process.node.scrub(repair=True, grace_seconds=GRACE_SECONDS if step.amid else 0.0)
 
     async def storm(self, rng: random.Random) -> None:
         """Both nodes read, demote and scrub at once."""
@@ -387,7 +387,7 @@ class Model:
         process = self.processes[number]
         process.node.cursor.unlink(missing_ok=True)
         with living(process.life):
-            progress = await process.node.scrub(repair=True)
+            progress = await process.node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
         assert progress.failures.count == 0, progress.failures.kept
         self._assert_whole(survey(self.targets))
         self.in_trouble.clear()

@@ -24,6 +24,8 @@ from tiercache.tiers.memory import MemoryCold
 CHUNK_BYTES = 64 * KIB
 PACKED_BYTES = 16 * KIB
 CURSOR = "scrub.json"
+ALL_IS_OLD_SECONDS = -1.0
+"""As the grace of a scrub: also what came in this tick of the clock."""
 
 
 class Unreadable:
@@ -88,8 +90,8 @@ class Node:
         await self.mount.settled()
         await self.mount.engine.holdings.evict([record.object_id for record in self.mount.engine.index.all_hot()])
 
-    async def scrub(self, *, repair: bool, grace_seconds: float = -1.0) -> ScrubProgress:
-        """A pass. Without grace nothing is young, not even what came in this tick of the clock: nobody else may be writing."""
+    async def scrub(self, *, repair: bool, grace_seconds: float = 0.0) -> ScrubProgress:
+        """A pass. One without grace takes for young only what came in this tick of the clock: nobody else may be writing."""
         progress = ScrubProgress()
         warm = self.warm
         parts = (warm.targets, warm.copies, warm.repairs, warm.repacking)

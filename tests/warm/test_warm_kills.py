@@ -17,7 +17,7 @@ import pytest
 import tiercache
 from tests.warm.contents import CONTENTS, Store, store_of
 from tests.warm.damage import damage
-from tests.warm.nodes import CURSOR, Node, Unreadable, node_on
+from tests.warm.nodes import ALL_IS_OLD_SECONDS, CURSOR, Node, Unreadable, node_on
 from tests.warm.surveying import survey
 from tests.warm.unsynced import Unsynced
 from tiercache.engine.demotion import Outcome
@@ -125,7 +125,7 @@ async def assert_mended(home: Path, work: str, node: Node, store: Store) -> None
     assert set(outcomes.values()) <= {Outcome.WRITTEN, Outcome.ALREADY}
     if node.cursor.exists():
         await node.scrub(repair=True)  # the rest of the pass that was interrupted
-    progress = await node.scrub(repair=True)
+    progress = await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
     assert progress.failures.count == 0
     seen = survey(targets_in(home))
     assert seen.incomplete(TARGETS_COUNT) == []
