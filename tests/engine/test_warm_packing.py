@@ -128,8 +128,11 @@ async def test_what_a_node_leaves_that_dies_meanwhile_the_next_scrub_finishes(tm
         with living(life):
             await node.scrub(repair=True, grace_seconds=ALL_IS_OLD_SECONDS)
     calls_count = 1_000_000 - life.left_count
-    both_count = 0
-    for number, left_count in enumerate(range(calls_count // 3, calls_count, calls_count // 16)):
+    both_count, step = 0, calls_count // 16
+    points = [left for offset in range(4) for left in range(calls_count // 3 + offset * step // 4, calls_count, step)]
+    for number, left_count in enumerate(points):
+        if both_count and number >= len(points) // 4:
+            break
         home = tmp_path / f"point{number}"
         shutil.copytree(tmp_path / "template", home)
         life = Life()
