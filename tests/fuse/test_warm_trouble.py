@@ -197,7 +197,7 @@ def world(
 
 
 def test_with_m_targets_in_trouble_nobody_notices(bucket: Bucket, proxy: Proxy, mounting: Mounting, tmp_path: Path) -> None:
-    pairs = [("deleted", "noise"), ("emptied", "read-only"), ("filled", "hung")]
+    pairs = [("deleted", "noise"), ("filled", "hung")]  # all of them in the soak test
     rng = random.Random(2)
     with world(bucket, proxy, mounting, tmp_path, rounds_count=len(pairs)) as (mount, targets, files):
         for number, kinds in enumerate(pairs):

@@ -97,7 +97,7 @@ async def play(weather: Weather, shape: tuple[str, int], is_pressed: bool, histo
 SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=15)
 @given(st.sampled_from(SHAPES), st.booleans(), histories)
 def test_the_warm_tier_agrees_with_the_model(
     weather: Weather, shape: tuple[str, int], is_pressed: bool, history: list[Step]

@@ -19,7 +19,7 @@ from tiercache.core.health import Usage
 from tiercache.errors import SetupError, Unavailable
 from tiercache.tiers.claim import claim
 from tiercache.tiers.warm import marking, targets
-from tiercache.tiers.warm.files import DRAFTS, MARKER
+from tiercache.tiers.warm.files import DRAFTS, MARKER, Vanished
 from tiercache.tiers.warm.target import Deadlines, Target
 from tiercache.tiers.warm.targets import Targets, open_targets
 
@@ -413,3 +413,18 @@ async def test_a_target_that_is_much_slower_gets_fewer_shards(place: Place, kind
     firsts = Counter(opened.for_shards(rng.randbytes(20), 1)[0] for _ in range(2000))
     assert 10 < firsts[slow] < 120  # a tenth of the weight of each of the others
     assert set(firsts) == set(opened.all)
+
+
+async def test_a_directory_that_another_node_makes_while_it_is_looked_for_is_used(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, vanished = marking.open_root, [True]
+
+    def made_meanwhile(path: str) -> int:
+        if vanished and vanished.pop():
+            os.mkdir(path)
+            raise Vanished(path)
+        return look(path)
+
+    monkeypatch.setattr(marking, "open_root", made_meanwhile)
+    assert (await place.open("shared")).all[0].state == "up"

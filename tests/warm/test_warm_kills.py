@@ -139,7 +139,7 @@ async def assert_mended(home: Path, work: str, node: Node, store: Store) -> None
     assert (dict(again.found), again.damaged_count) == ({}, 0)
 
 
-@pytest.mark.parametrize("points_count", [6, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("points_count", [4, pytest.param(100, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("work", WORKS)
 async def test_whoever_is_killed_leaves_no_torn_copy_and_nothing_else(
     dying: Dying, tmp_path: Path, work: str, points_count: int

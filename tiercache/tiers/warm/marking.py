@@ -111,6 +111,8 @@ def _root(path: str, remembered: Identity | None) -> int:
     with contextlib.suppress(Vanished):
         return open_root(path)
     if os.path.lexists(path):
+        if os.path.isdir(path):  # another node has made it in this moment
+            return open_root(path)
         raise Foreign("is not a directory")
     parent = os.path.dirname(os.path.abspath(path))
     try:
