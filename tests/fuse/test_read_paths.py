@@ -178,7 +178,7 @@ def test_a_file_opened_cold_is_passed_through_from_its_next_open_after_the_last_
         with open(mount.root / "file0", "rb") as second:
             handles = open_handles(mount)
             modes = (handles["passthrough"], handles["native"] + handles["python"])
-            assert modes in ((0, 2), (2, 0)), "one inode, one mode: the other one if the file was whole before its open was answered"
+            assert modes in ((0, 2), (2, 0)), "one inode, one mode: passthrough if the file was whole at its open"
             assert second.read() == BODY
     await_all_closed(mount)
     with open(mount.root / "file0", "rb") as third, open(mount.root / "file0", "rb"):
