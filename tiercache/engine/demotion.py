@@ -23,7 +23,6 @@ index's digest. A large object is held while it is read, so that its blocks stay
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -124,7 +123,7 @@ class Demotion:
         self._clock = clock
         self._under_way: dict[ObjectId, _Candidate] = {}
         self._writing: Alone[ObjectId] = Alone()  # ahead of need and by hand
-        self._pack: OrderedDict[ObjectId, _Candidate] = OrderedDict()
+        self._pack: list[_Candidate] = []
         self._pack_bytes = 0
         self._pack_since = 0.0
         self._packing = trio.Event()
@@ -197,7 +196,7 @@ class Demotion:
             return
         if not self._pack:
             self._pack_since = trio.current_time()
-        self._pack[record.object_id] = candidate
+        self._pack.append(candidate)
         self._pack_bytes += record.size_bytes
         self._packing.set()
 
@@ -215,7 +214,7 @@ class Demotion:
         while True:
             while not self._pack_is_due:
                 await self._until_pack_changes()
-            members, self._pack, self._pack_bytes = list(self._pack.values()), OrderedDict(), 0
+            members, self._pack, self._pack_bytes = self._pack, [], 0
             self._packing = trio.Event()
             outcomes = await self._write_pack([candidate.record for candidate in members])
             for candidate in members:
@@ -313,13 +312,13 @@ class Demotion:
             if file is None or not held.complete:
                 raise NotHeld(f"{record.key} is not whole any more")
             chunks = self._index.chunks(record.object_id)
+            if len(chunks) != chunk_count(record.size_bytes, record.chunk_bytes):
+                raise NotHeld(f"{record.key} is not whole any more")
             spans = [chunk_span(record.size_bytes, record.chunk_bytes, chunk) for chunk in range(len(chunks))]
 
             async def load(begin: int, size: int) -> list[bytes]:
                 return [await self._holdings.disks.run(record.directory, read, file, begin, size)]
 
-            if len(chunks) != chunk_count(record.size_bytes, record.chunk_bytes):
-                raise NotHeld(f"{record.key} is not whole any more")
             batches = [
                 Batch(size, partial(load, begin, size), [chunks[chunk].digest]) for chunk, (begin, size) in enumerate(spans)
             ]

@@ -8,7 +8,6 @@ came after the list looks like one without.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -17,12 +16,11 @@ import trio
 from tiercache.core.record import ObjectId
 from tiercache.core.stripe import Generation, fan_out, parse_manifest_name, parse_shard_name
 from tiercache.errors import TierError
-from tiercache.tiers.warm.files import DRAFTS, MARKER, Found
+from tiercache.tiers.warm.files import MARKER, OURS, Found
 from tiercache.tiers.warm.target import Target
-from tiercache.tiers.warm.targets import Targets
+from tiercache.tiers.warm.targets import Targets, all_at_once
 
 PACKS_SECONDS = 60.0
-OURS = frozenset({"manifests", "packs", "shards", DRAFTS})
 
 Name = tuple[ObjectId, Generation]
 
@@ -79,13 +77,13 @@ class Listing:
             except TierError:
                 return
 
-        await _all(partial(look, target, kind) for target in self._targets.all for kind in ("manifests", "shards"))
+        await all_at_once(partial(look, target, kind) for target in self._targets.all for kind in ("manifests", "shards"))
         return sorted(found)
 
     async def look(self, bucket: str) -> Bucket:
         """Manifests first: a copy that is made meanwhile then shows as young shards without one, not as a copy without shards."""
         found = Bucket()
-        await _all(partial(self._look_at_manifests, found, target, bucket) for target in self._targets.all)
+        await all_at_once(partial(self._look_at_manifests, found, target, bucket) for target in self._targets.all)
         if trio.current_time() >= self._packs_until:
             await self._list_packs()
         for pack in self._packs.get(bucket, ()):
@@ -93,7 +91,7 @@ class Listing:
             assert name is not None
             found.packs[name].append(pack)
         found.unanswered |= self._packs_unanswered
-        await _all(partial(self._look_at_shards, found, target, bucket) for target in self._targets.all)
+        await all_at_once(partial(self._look_at_shards, found, target, bucket) for target in self._targets.all)
         return found
 
     async def foreign(self) -> list[Foreign]:
@@ -111,16 +109,11 @@ class Listing:
             except TierError:
                 return
 
-        await _all(partial(look, target) for target in self._targets.all)
+        await all_at_once(partial(look, target) for target in self._targets.all)
         return found
 
     async def _look_at_shards(self, found: Bucket, target: Target, bucket: str) -> None:
-        try:
-            entries = await target.scan(f"shards/{bucket}")
-        except TierError:
-            found.unanswered.add(target.path)
-            return
-        for entry in entries:
+        for entry in await _scanned(found, target, f"shards/{bucket}"):
             shard = parse_shard_name(entry.name)
             if shard is None or not entry.is_regular or fan_out(shard[0]) != bucket:
                 found.foreign.append(Foreign(target, f"shards/{bucket}/{entry.name}"))
@@ -128,12 +121,7 @@ class Listing:
                 found.shards[shard[:2]].append(OnTarget(target, entry, shard[2]))
 
     async def _look_at_manifests(self, found: Bucket, target: Target, bucket: str) -> None:
-        try:
-            entries = await target.scan(f"manifests/{bucket}")
-        except TierError:
-            found.unanswered.add(target.path)
-            return
-        for entry in entries:
+        for entry in await _scanned(found, target, f"manifests/{bucket}"):
             name = parse_manifest_name(entry.name)
             if name is None or not entry.is_regular or fan_out(name[0]) != bucket:
                 found.foreign.append(Foreign(target, f"manifests/{bucket}/{entry.name}"))
@@ -159,8 +147,17 @@ class Listing:
                 else:
                     packs[fan_out(name[0])].append(OnTarget(target, entry))
 
-        await _all(partial(look, target) for target in self._targets.all)
+        await all_at_once(partial(look, target) for target in self._targets.all)
         self._packs, self._packs_unanswered, self._packs_foreign, self._packs_until = packs, unanswered, foreign, until
+
+
+async def _scanned(found: Bucket, target: Target, relative: str) -> list[Found]:
+    """What lies there; nothing when the target cannot be asked, which is noted."""
+    try:
+        return await target.scan(relative)
+    except TierError:
+        found.unanswered.add(target.path)
+        return []
 
 
 def _is_bucket(name: str) -> bool:
@@ -169,9 +166,3 @@ def _is_bucket(name: str) -> bool:
 
 def _is_marker(name: str) -> bool:
     return name == MARKER or name.startswith(f"{MARKER}.") or name == "lost+found"
-
-
-async def _all(jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    async with trio.open_nursery() as nursery:
-        for job in jobs:
-            nursery.start_soon(job)

@@ -20,9 +20,9 @@ from tiercache.core.manifest import Manifest, Member
 from tiercache.core.record import ObjectId, ObjectRef
 from tiercache.core.stripe import Generation
 from tiercache.engine.warm_examining import AfterRead, examine, locate
-from tiercache.errors import Damaged, TierError, Unavailable
+from tiercache.errors import Damaged, Unavailable
 from tiercache.tiers.tier import MemorySink
-from tiercache.tiers.warm.catalogue import read_manifest
+from tiercache.tiers.warm.catalogue import read_from_any
 from tiercache.tiers.warm.copies import Copies
 from tiercache.tiers.warm.shards import Warm
 from tiercache.tiers.warm.targets import Targets
@@ -65,11 +65,8 @@ class Overlaps:
 
     async def _usable(self, pack: Pack) -> Manifest | None:
         """Its manifest as a target gives it now, if the pack can be read."""
-        for target in self._targets.ordered(pack[0]):
-            with suppress(TierError):
-                manifest = await read_manifest(target, *pack, is_pack=True)
-                return manifest if await self._can_be_read(manifest) else None
-        return None
+        manifest = await read_from_any(self._targets, *pack, is_pack=True)
+        return manifest if manifest is not None and await self._can_be_read(manifest) else None
 
     async def _can_be_read(self, manifest: Manifest) -> bool:
         """From the targets that answer."""

@@ -16,7 +16,7 @@ Reads wish for repair (`wish`), bounded, each copy once; what could not be made 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -29,14 +29,14 @@ from tiercache.core.stripe import Stripe, encode_shard_footer, manifest_path, sh
 from tiercache.engine.warm_examining import Condition, Pace, examine, locate, runs, shard_header
 from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
 from tiercache.metrics.tally import RepairOutcome
-from tiercache.tiers.warm.catalogue import MANIFEST_LIMIT_BYTES, read_manifest
+from tiercache.tiers.warm.catalogue import MANIFEST_LIMIT_BYTES, read_from_any
 from tiercache.tiers.warm.copies import Copies
 from tiercache.tiers.warm.isal import ErasureCode
 from tiercache.tiers.warm.pieces import Piece, Wish
 from tiercache.tiers.warm.shards import Codes
-from tiercache.tiers.warm.target import Draft, Target
-from tiercache.tiers.warm.targets import Targets
-from tiercache.tiers.warm.writing import put_manifests
+from tiercache.tiers.warm.target import Target
+from tiercache.tiers.warm.targets import Targets, all_at_once
+from tiercache.tiers.warm.writing import ShardDraft, put_manifests
 
 log = structlog.get_logger()
 
@@ -193,14 +193,14 @@ class Repairs:
             return {}
         manifest = condition.manifest
         code = self._codes.get(manifest.geometry)
-        shards = {index: _Rebuilding(target) for index, target in places.items()}
+        shards = {index: ShardDraft(target, index, "shard_not_rebuilt") for index, target in places.items()}
         try:
-            await _all([partial(shard.append, [shard_header(manifest, index)]) for index, shard in shards.items()])
+            await all_at_once([partial(shard.append, [shard_header(manifest, index)]) for index, shard in shards.items()])
             number = 0
             for run in runs(manifest):
                 batch = [await self._pieces(condition, number + at, stripe) for at, stripe in enumerate(run)]
                 rebuilt = await trio.to_thread.run_sync(_computed, code, run, batch, list(shards))
-                await _all([partial(shard.append, rebuilt[index]) for index, shard in shards.items()])
+                await all_at_once([partial(shard.append, rebuilt[index]) for index, shard in shards.items()])
                 number += len(run)
                 await self._pace(sum(len(piece) for pieces in batch for piece in pieces.values()))
             for index, shard in shards.items():
@@ -209,7 +209,7 @@ class Repairs:
                 await shard.commit(shard_path(manifest.object_id, manifest.generation, index))
         finally:
             with trio.CancelScope(shield=True):  # bounded by the targets themselves
-                await _all([shard.abandon for shard in shards.values()])
+                await all_at_once([shard.abandon for shard in shards.values()])
         return {index: shard.target for index, shard in shards.items() if shard.is_committed}
 
     async def _pieces(self, condition: Condition, number: int, stripe: Stripe) -> dict[int, Piece]:
@@ -238,19 +238,10 @@ class Repairs:
             if length == 0:
                 pieces.update(dict.fromkeys(batch, b""))
                 continue
-            await _all([partial(read, index, target) for index, target in batch.items()])
+            await all_at_once([partial(read, index, target) for index, target in batch.items()])
         return pieces
 
     # -- manifests
-
-    async def _exists(self, manifest: Manifest) -> bool:
-        for target in self._targets.ordered(manifest.object_id):
-            try:
-                await read_manifest(target, manifest.object_id, manifest.generation, is_pack=manifest.is_pack)
-            except TierError:
-                continue
-            return True
-        return False
 
     async def _put_manifests(self, manifest: Manifest) -> bool:
         """Have it on the first m+1 targets that can be written; was that needed? Raises NotHeld when the copy is no more."""
@@ -264,48 +255,10 @@ class Repairs:
                 pass
             except TierError:
                 continue
-            if not await self._exists(manifest):
+            if await read_from_any(self._targets, manifest.object_id, manifest.generation, is_pack=manifest.is_pack) is None:
                 raise NotHeld("the copy was removed meanwhile")
             return await put_manifests(self._targets, manifest) > 0
         return False
-
-
-class _Rebuilding:
-    """One shard on its way to a target; after the first failure it takes nothing any more."""
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.is_committed = False
-        self._draft: Draft | None = None
-        self._is_failed = False
-
-    async def append(self, buffers: Sequence[Piece]) -> None:
-        if self._is_failed:
-            return
-        try:
-            if self._draft is None:
-                self._draft = await self.target.begin()
-            await self._draft.append(buffers)
-        except TierError as error:
-            self._fail(error)
-
-    async def commit(self, path: str) -> None:
-        if self._is_failed or self._draft is None:
-            return
-        try:
-            await self._draft.commit(path)
-        except TierError as error:
-            self._fail(error)
-        else:
-            self.is_committed = True
-
-    def _fail(self, error: TierError) -> None:
-        self._is_failed = True
-        log.warning("shard_not_rebuilt", target=self.target.path, error=error.line)
-
-    async def abandon(self) -> None:
-        if self._draft is not None and not self.is_committed:
-            await self._draft.abandon()
 
 
 def _takes(target: Target) -> bool:
@@ -326,9 +279,3 @@ def _computed(
                 raise Damaged("a piece that was computed is not what was written")
             rebuilt[index].append(piece)
     return rebuilt
-
-
-async def _all(jobs: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    async with trio.open_nursery() as nursery:
-        for job in jobs:
-            nursery.start_soon(job)

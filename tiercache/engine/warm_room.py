@@ -24,7 +24,7 @@ from tiercache.core.manifest import Manifest
 from tiercache.core.record import OBJECT_ID_BYTES, ObjectId
 from tiercache.core.stripe import Generation, parse_manifest_name
 from tiercache.errors import TierError
-from tiercache.tiers.warm.catalogue import read_manifest
+from tiercache.tiers.warm.catalogue import read_from_any
 from tiercache.tiers.warm.copies import Copies
 from tiercache.tiers.warm.target import Target
 from tiercache.tiers.warm.targets import Targets
@@ -116,7 +116,11 @@ class WarmRoom:
         freed_bytes = dropped_count = 0
         names = iter(sorted(await self._names(), key=lambda name: name[1]))
         while freed_bytes < need_bytes and (batch := list(islice(names, BATCH_COUNT))):
-            manifests = [manifest for name in batch if (manifest := await self._manifest(*name)) is not None]
+            asked = [
+                await read_from_any(self._targets, object_id, generation, is_pack=is_pack)
+                for object_id, generation, is_pack in batch
+            ]
+            manifests = [manifest for manifest in asked if manifest is not None]
             going = oldest_copies(map(_described, manifests), need_bytes - freed_bytes)
             wanted = {(copy.object_id, copy.generation): copy for copy in going}
             for manifest in manifests:
@@ -149,14 +153,6 @@ class WarmRoom:
             except TierError as error:
                 log.info("warm_target_passed_over", target=target.path, error=error.line)
         return found
-
-    async def _manifest(self, object_id: ObjectId, generation: Generation, is_pack: bool) -> Manifest | None:
-        for target in self._targets.ordered(object_id):
-            try:
-                return await read_manifest(target, object_id, generation, is_pack=is_pack)
-            except TierError:
-                continue
-        return None
 
 
 def _described(manifest: Manifest) -> WarmCopy:

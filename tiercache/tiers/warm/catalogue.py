@@ -10,6 +10,8 @@ A name is dropped only when every target could be asked: a target that is down m
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import trio
 
 from tiercache.core.manifest import Manifest, decode_manifest
@@ -147,6 +149,14 @@ async def read_manifest(target: Target, object_id: ObjectId, generation: Generat
     if (manifest.object_id, manifest.generation, manifest.is_pack) != (object_id, generation, is_pack):
         raise Damaged(f"target {target.path}: the manifest of {object_id.hex()} is that of another copy")
     return manifest
+
+
+async def read_from_any(targets: Targets, object_id: ObjectId, generation: Generation, *, is_pack: bool) -> Manifest | None:
+    """The manifest from the first target that gives it, in the order in which they are laid down; None when none does."""
+    for target in targets.ordered(object_id):
+        with suppress(TierError):
+            return await read_manifest(target, object_id, generation, is_pack=is_pack)
+    return None
 
 
 async def decoded(raw: bytes) -> Manifest:

@@ -34,6 +34,8 @@ from tiercache.tiers.beneath import components, open_directory
 
 MARKER = "tiercache-target.json"
 DRAFTS = "drafts"
+OURS = frozenset({"manifests", "packs", "shards", DRAFTS})
+"""What lies in a target besides its marker."""
 FIRST_PIECE_BYTES = 64 << 10  # timed apart from the rest: latency and rate
 _WRITE_BYTES = 1 << 20  # of one writev(2), see `WRITE_BYTES` in tiers/sink.py
 _IOV_COUNT = 1024

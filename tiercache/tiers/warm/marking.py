@@ -38,7 +38,7 @@ from tiercache.mountinfo import mounts
 from tiercache.tiers import claim
 from tiercache.tiers.place import filesystem_source, resolve
 from tiercache.tiers.warm import files
-from tiercache.tiers.warm.files import DRAFTS, MARKER, Vanished, open_root, opened, sync_directory
+from tiercache.tiers.warm.files import DRAFTS, MARKER, OURS, Vanished, open_root, opened, sync_directory
 
 log = structlog.get_logger()
 
@@ -46,7 +46,6 @@ FORMAT = 1
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
-_OURS = frozenset({"manifests", "packs", "shards", DRAFTS})
 _NOT_EMPTY = re.compile(rf"(?!lost\+found$|{re.escape(MARKER)}\.[0-9a-f]{{32}}$)", re.DOTALL)
 _MARKER_BYTES = 65536
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV, errno.EINVAL})
@@ -150,7 +149,7 @@ def _identify(root: int, filesystem: str, remembered: Identity | None) -> tuple[
         if known is None:
             raise Foreign(f"its marker {MARKER} is damaged")
         return _mark(root, known, is_damaged=True), True
-    if known is not None and _OURS.issuperset(names):
+    if known is not None and OURS.issuperset(names):
         return _mark(root, known, is_damaged=False), True
     if remembered is not None and known is None:
         raise NotThere("is not mounted: the directory has no marker and lies on another file system than before")

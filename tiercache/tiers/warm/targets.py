@@ -17,7 +17,7 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -238,3 +238,10 @@ def _speed_ratios(latency_seconds: Mapping[bytes, float]) -> dict[bytes, float]:
     known = [max(each, FAST_SECONDS) for each in latency_seconds.values() if each > 0]
     slowest = SLOW_RATIO * median(known) if known else FAST_SECONDS
     return {uuid: 1.0 if each <= slowest else slowest / each for uuid, each in latency_seconds.items()}
+
+
+async def all_at_once(jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Do them side by side, until the last has ended; none of them raises."""
+    async with trio.open_nursery() as nursery:
+        for job in jobs:
+            nursery.start_soon(job)

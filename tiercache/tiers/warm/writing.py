@@ -39,7 +39,7 @@ from tiercache.errors import Damaged, TiercacheError, TierError, Unavailable
 from tiercache.tiers.warm.codec import EncodedStripe, encode_stripe
 from tiercache.tiers.warm.isal import ErasureCode
 from tiercache.tiers.warm.target import Draft, Target
-from tiercache.tiers.warm.targets import Targets
+from tiercache.tiers.warm.targets import Targets, all_at_once
 
 log = structlog.get_logger()
 
@@ -122,17 +122,18 @@ class _Encoding:
         self.error: TiercacheError | None = None
 
 
-class _Shard:
-    """One shard file while it is written. After its target's first failure it takes nothing any more."""
+class ShardDraft:
+    """One shard file while it is written. After its target's first failure, logged as `failure`, it takes nothing any more."""
 
-    def __init__(self, target: Target, index: int) -> None:
+    def __init__(self, target: Target, index: int, failure: str = "shard_not_written") -> None:
         self.target = target
         self.index = index
         self.draft: Draft | None = None
         self.is_failed = False
         self.is_committed = False
+        self._failure = failure
 
-    async def append(self, buffers: list[Chunk | bytearray]) -> None:
+    async def append(self, buffers: Sequence[Chunk | bytearray]) -> None:
         if self.is_failed:
             return
         try:
@@ -154,7 +155,7 @@ class _Shard:
 
     async def _fail(self, error: TierError) -> None:
         self.is_failed = True
-        log.warning("shard_not_written", target=self.target.path, error=error.line)
+        log.warning(self._failure, target=self.target.path, error=error.line)
         await self.abandon()
 
     async def abandon(self) -> None:
@@ -213,7 +214,7 @@ class Writer:
     async def _write(self, draft: ManifestDraft, batches: Sequence[Batch], calm: Calm) -> Written:
         chosen = self._targets.for_shards(draft.object_id, self.geometry.shards_count)
         self._refuse_few(len(chosen))
-        shards = [_Shard(target, index) for index, target in enumerate(chosen)]
+        shards = [ShardDraft(target, index) for index, target in enumerate(chosen)]
         try:
             await self._put_pieces(draft, shards, batches, calm)
             if draft.is_pack and not draft.stripes_count:
@@ -225,18 +226,24 @@ class Writer:
                 await self._take_back(draft, shards)
             raise
 
+    def _too_few(self, count: int) -> Unavailable | None:
+        """What is wrong when so many shards can be written; None when a copy can be made of them."""
+        if count >= self.geometry.data_count:
+            return None
+        return Unavailable(
+            f"only {count} warm targets take shards, and a copy needs {self.geometry.data_count}",
+            hint="`tiercache targets` says what is wrong with the others",
+        )
+
     def _refuse_few(self, count: int) -> None:
-        if count < self.geometry.data_count:
-            raise Unavailable(
-                f"only {count} warm targets take shards, and a copy needs {self.geometry.data_count}",
-                hint="`tiercache targets` says what is wrong with the others",
-            )
+        if error := self._too_few(count):
+            raise error
 
     # -- pieces
 
-    async def _put_pieces(self, draft: ManifestDraft, shards: list[_Shard], batches: Sequence[Batch], calm: Calm) -> None:
+    async def _put_pieces(self, draft: ManifestDraft, shards: list[ShardDraft], batches: Sequence[Batch], calm: Calm) -> None:
         header = partial(encode_shard_header, draft.object_id, draft.generation, self.geometry, is_pack=draft.is_pack)
-        await _all([partial(shard.append, [header(shard.index)]) for shard in shards])
+        await all_at_once([partial(shard.append, [header(shard.index)]) for shard in shards])
         send, receive = trio.open_memory_channel[_Encoding](AHEAD)
         error: TiercacheError | None = None
         async with trio.open_nursery() as nursery, receive:
@@ -246,7 +253,7 @@ class Writer:
                 error = encoding.error
                 if error is None:
                     await self._append(draft, shards, encoding)
-                    error = self._too_few(shards)
+                    error = self._too_few(sum(not shard.is_failed for shard in shards))
                 encoding.appended.set()
                 if error is not None:
                     nursery.cancel_scope.cancel()
@@ -284,7 +291,7 @@ class Writer:
         finally:
             self._staging.give(granted_bytes)
 
-    async def _append(self, draft: ManifestDraft, shards: list[_Shard], encoding: _Encoding) -> None:
+    async def _append(self, draft: ManifestDraft, shards: list[ShardDraft], encoding: _Encoding) -> None:
         members = encoding.batch.members
         pieces: list[list[Chunk | bytearray]] = [[] for _ in shards]
         for number, encoded in enumerate(encoding.stripes):
@@ -301,25 +308,18 @@ class Writer:
             for shard, each in zip(shards, pieces, strict=True):
                 each.append(encoded.pieces[shard.index])
         encoding.stripes = []
-        await _all([partial(shard.append, each) for shard, each in zip(shards, pieces, strict=True)])
-
-    def _too_few(self, shards: list[_Shard]) -> Unavailable | None:
-        try:
-            self._refuse_few(sum(not shard.is_failed for shard in shards))
-        except Unavailable as error:
-            return error
-        return None
+        await all_at_once([partial(shard.append, each) for shard, each in zip(shards, pieces, strict=True)])
 
     # -- making a copy of them
 
-    async def _commit_shards(self, draft: ManifestDraft, shards: list[_Shard]) -> None:
+    async def _commit_shards(self, draft: ManifestDraft, shards: list[ShardDraft]) -> None:
         stripes = list(draft.stripes())
-        await _all([partial(shard.append, [encode_shard_footer(stripes, shard.index)]) for shard in shards])
+        await all_at_once([partial(shard.append, [encode_shard_footer(stripes, shard.index)]) for shard in shards])
         paths = [shard_path(draft.object_id, draft.generation, shard.index) for shard in shards]
-        await _all([partial(shard.commit, path) for shard, path in zip(shards, paths, strict=True)])
+        await all_at_once([partial(shard.commit, path) for shard, path in zip(shards, paths, strict=True)])
         self._refuse_few(sum(shard.is_committed for shard in shards))
 
-    async def _put_manifests(self, draft: ManifestDraft, shards: list[_Shard]) -> Written:
+    async def _put_manifests(self, draft: ManifestDraft, shards: list[ShardDraft]) -> Written:
         placed: list[bytes | None] = [None] * self.geometry.shards_count
         for shard in shards:
             if shard.is_committed:
@@ -335,17 +335,17 @@ class Writer:
         stored_bytes = committed_count * manifest.shard_bytes() + count * len(manifest.encode())
         return Written(manifest, stored_bytes, placed.count(None))
 
-    async def _take_back(self, draft: ManifestDraft, shards: list[_Shard]) -> None:
+    async def _take_back(self, draft: ManifestDraft, shards: list[ShardDraft]) -> None:
         """Remove what was written of a copy that will not be. Best effort: collection finds what is left.
 
         Manifests go first: one that is left alone would name shards that are gone.
         """
         path = manifest_path(draft.object_id, draft.generation, is_pack=draft.is_pack)
         ordered = [target for target in self._targets.ordered(draft.object_id) if target.state == "up"]
-        await _all([partial(_remove, target, path) for target in ordered])
-        await _all([shard.abandon for shard in shards])
+        await all_at_once([partial(_remove, target, path) for target in ordered])
+        await all_at_once([shard.abandon for shard in shards])
         paths = [(shard, shard_path(draft.object_id, draft.generation, shard.index)) for shard in shards if shard.is_committed]
-        await _all([partial(_remove, shard.target, path) for shard, path in paths])
+        await all_at_once([partial(_remove, shard.target, path) for shard, path in paths])
 
 
 async def put_manifests(targets: Targets, manifest: Manifest) -> int:
@@ -367,7 +367,7 @@ async def put_manifests(targets: Targets, manifest: Manifest) -> int:
                 written_count += 1
                 return
 
-    await _all([put] * min(wanted_count, len(waiting)))
+    await all_at_once([put] * min(wanted_count, len(waiting)))
     return written_count
 
 
@@ -376,9 +376,9 @@ async def remove_copy(targets: Targets, manifest: Manifest) -> None:
     object_id, generation = manifest.object_id, manifest.generation
     path = manifest_path(object_id, generation, is_pack=manifest.is_pack)
     reachable = [target for target in targets.all if target.state != "down"]
-    await _all([partial(_remove, target, path) for target in reachable])
+    await all_at_once([partial(_remove, target, path) for target in reachable])
     paths = [shard_path(object_id, generation, index) for index in range(manifest.geometry.shards_count)]
-    await _all([partial(_remove, target, path) for path in paths for target in reachable])
+    await all_at_once([partial(_remove, target, path) for path in paths for target in reachable])
 
 
 async def _remove(target: Target, path: str) -> None:
@@ -386,13 +386,6 @@ async def _remove(target: Target, path: str) -> None:
         await target.remove(path)
     except TierError as error:
         log.info("left_for_collection", target=target.path, path=path, error=error.line)
-
-
-async def _all(jobs: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """All at once, until the last has ended; none of them raises."""
-    async with trio.open_nursery() as nursery:
-        for job in jobs:
-            nursery.start_soon(job)
 
 
 def _encode_batch(
