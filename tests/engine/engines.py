@@ -93,7 +93,7 @@ class Lagging:
     async def commit(self, changes: Sequence[Change], *, sync: bool = False) -> None:
         self.catch_up()
         if (failing := self.failing) is not None:
-            await trio.lowlevel.checkpoint()
+            await self.index.commit([])  # what was handed over while the disk was well is decided first, as by a real writer
             raise failing()
         if self._lost:
             await trio.lowlevel.checkpoint()
