@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 import xxhash
 
 from tests.tiers.warm_copies import CHUNK_BYTES, Flash, flash, ref_of
 from tiercache.core.manifest import Manifest
 from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
+from tiercache.tiers.hot import HotDirectory, HotTier, read
+from tiercache.tiers.sink import FileSink
 from tiercache.tiers.tier import MemorySink, SinkClosed
-from tiercache.tiers.warm import hedging
+from tiercache.tiers.warm import hedging, shards
 from tiercache.tiers.warm.pieces import Wish
 from tiercache.tiers.warm.target import Target
 
@@ -25,6 +28,12 @@ TEXT = b"".join(b"line %d of a text that shrinks\n" % number for number in range
 DATA = {"noise": NOISE, "text": TEXT}
 SMALL = {f"small/{number}": random.Random(number).randbytes(50 + 977 * number) for number in range(12)}
 DEADLINE_SECONDS = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done with large stripes is done with these too; members of packs are smaller."""
+    monkeypatch.setattr(shards, "DELIVERED_FROM_BYTES", 12 << 10)
 
 
 def extents(size: int) -> list[tuple[int, int]]:
@@ -206,6 +215,48 @@ async def test_stripes_with_right_pieces_and_a_wrong_sum_are_not_served(tmp_path
                 path.write_bytes(raw)
             with pytest.raises(Damaged):
                 await store.read(key, data)
+
+
+async def test_pieces_are_handed_on_before_the_last_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UNTRIED_SECONDS", "HEDGE_FLOOR_SECONDS", "HEDGE_CEILING_SECONDS"):
+        monkeypatch.setattr(hedging, name, DEADLINE_SECONDS)
+    data = NOISE[: CHUNK_BYTES - 7]
+    async with flash(tmp_path) as store:
+        manifest = await store.write("noise", data)
+        two_pieces_bytes = 2 * manifest.stripe(0).piece_bytes(4)
+        goes_on = trio.Event()
+        slow = store.holder(manifest, 2)
+        read_now = slow.read
+
+        async def read_later(relative: str, offset: int, length: int, *, checksum: int | None = None) -> bytearray:
+            await goes_on.wait()
+            return await read_now(relative, offset, length, checksum=checksum)
+
+        monkeypatch.setattr(slow, "read", read_later)
+        sink = MemorySink(len(data))
+        with trio.fail_after(DEADLINE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.warm.read, ref_of("noise", data), 0, len(data), sink)
+                while sink.received_bytes < two_pieces_bytes:  # noqa: ASYNC110 - threads bring them
+                    await trio.sleep(0.001)
+                await trio.testing.wait_all_tasks_blocked()
+                assert bytes(sink.view) == data[:two_pieces_bytes]
+                goes_on.set()
+        assert bytes(sink.view) == data
+        assert store.seen.degraded_count == 0
+
+
+async def test_a_hot_file_need_not_be_hashed_again(tmp_path: Path) -> None:
+    (tmp_path / "hot").mkdir()
+    files = HotTier([HotDirectory(0, tmp_path / "hot")])
+    data = NOISE[:CHUNK_BYTES]
+    async with flash(tmp_path) as store:
+        await store.write("noise", data)
+        ref = ref_of("noise", data)
+        sink = FileSink(files.begin(ref.object_id, ref.size_bytes, 0), 0, ref.size_bytes)
+        await store.warm.read(ref, 0, ref.size_bytes, sink)
+        assert sink.digest == xxhash.xxh3_64_intdigest(data)
+        assert read(sink.file, 0, ref.size_bytes) == data
 
 
 def _move(path: Path, target: Path) -> None:

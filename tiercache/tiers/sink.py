@@ -167,18 +167,19 @@ class FileSink:
             self._place.is_closed = True
 
 
-def put(place: Place, views: Sequence[memoryview]) -> None:
-    """Put bytes that are in memory already where they belong: one copy, where `buffer` and `advance` need two. Blocks.
+def put(place: Place, views: Sequence[memoryview], position: int = 0) -> None:
+    """Put bytes that are in memory already where they belong, from `position` in the place on: one copy, where `buffer` and
+    `advance` need two. Blocks.
 
     For a tier that has verified them, and tells the sink on the event loop that they have landed. Raises HotFull, HotSick, and
     SinkClosed soon after the sink was closed.
     """
     if not isinstance(place, FilePlace):
         for view in views:
-            place[: len(view)] = view
-            place = place[len(view) :]
+            place[position : position + len(view)] = view
+            position += len(view)
         return
-    offset = place.offset
+    offset = place.offset + position
     place.is_stuck = True
     try:
         place.file.ensure()

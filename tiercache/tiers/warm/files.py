@@ -103,6 +103,8 @@ def read(path: str, relative: str, offset: int, length: int, checksum: int | Non
     with opened(open_root(path)) as root:
         began = time.monotonic()
         with opened(_open_file(root, relative)) as file:
+            if length > FIRST_PIECE_BYTES:  # all of it at once, and not by what the kernel would read ahead
+                os.posix_fadvise(file, offset, length, os.POSIX_FADV_WILLNEED)
             data = bytearray(length)
             view = memoryview(data)
             _fill(file, view[:FIRST_PIECE_BYTES], offset, relative)

@@ -65,8 +65,9 @@ class _Out:
 class Race(Generic[T]):
     """What came of a number of asks. `failures` may have numbers that another target answered in the end."""
 
-    def __init__(self, answers: Mapping[int, T]) -> None:
+    def __init__(self, answers: Mapping[int, T], observe: Callable[[int, T], None] | None = None) -> None:
         self.answers: dict[int, T] = dict(answers)
+        self._observe = observe
         self.who: dict[int, Target] = {}
         self.failures: list[tuple[int, Target, TierError]] = []
         self.hedges_count = 0
@@ -77,6 +78,8 @@ class Race(Generic[T]):
         if ask.number not in self.answers:
             self.answers[ask.number] = answer
             self.who[ask.number] = ask.target
+            if self._observe is not None:
+                self._observe(ask.number, answer)
 
 
 class Hedging:
@@ -102,12 +105,14 @@ class Hedging:
         *,
         have: Mapping[int, T] | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
+        observe: Callable[[int, T], None] | None = None,
     ) -> Race[T]:
         """Ask in the given order, those that lag last, until there are answers to `wanted_count` numbers or nobody is left.
 
-        `have` are answers from before. Raises nothing: the race tells what is lacking.
+        `have` are answers from before. `observe` is told each new one as it comes, late ones after the end of the race too.
+        Raises nothing: the race tells what is lacking.
         """
-        race: Race[T] = Race(have or {})
+        race: Race[T] = Race(have or {}, observe)
         waiting = sorted((ask for ask in asks if not self.is_stuck(ask.target)), key=lambda ask: self.lags(ask.target))
         await self._run_race(race, waiting, wanted_count, lambda race: len(race.answers) >= wanted_count, patience_seconds)
         return race

@@ -9,7 +9,7 @@ without it: a parity piece costs less.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -69,14 +69,24 @@ class Pieces:
         self._judge(copy, race)
         return race
 
-    async def enough(self, copy: Copy, stripe: Stripe, before: Race[Piece] | None) -> dict[int, Piece]:
-        """At least k of them, those that were had `before` included. Raises Unavailable, or NotHeld when no shard is anywhere."""
+    async def enough(
+        self,
+        copy: Copy,
+        stripe: Stripe,
+        before: Race[Piece] | None = None,
+        *,
+        observe: Callable[[int, Piece], None] | None = None,
+    ) -> dict[int, Piece]:
+        """At least k of them, those that were had `before` included. Raises Unavailable, or NotHeld when no shard is anywhere.
+
+        `observe` is told each as it comes.
+        """
         data_count = copy.manifest.geometry.data_count
         have = before.answers if before is not None else {}
         failures = before.failures if before is not None else []
         done = have.keys() | {number for number, _, _ in failures}
         asks, unplaced = self._asks(copy, stripe, [i for i in range(copy.manifest.geometry.shards_count) if i not in done])
-        race = await self._hedging.gather(asks, data_count, have=have)
+        race = await self._hedging.gather(asks, data_count, have=have, observe=observe)
         if race.hedges_count:
             self._observer.hedged(race.hedges_count)
         self._judge(copy, race)
@@ -90,7 +100,7 @@ class Pieces:
             for target in self._targets.all
             if target.uuid != copy.target_uuid(index) and target.state != "down"
         ]
-        again = await self._hedging.gather(elsewhere, data_count, have=race.answers)
+        again = await self._hedging.gather(elsewhere, data_count, have=race.answers, observe=observe)
         for number, target in again.who.items():
             copy.moved[number] = target.uuid
         if len(again.answers) >= data_count:

@@ -24,11 +24,12 @@ import xxhash
 
 from tiercache.core.record import ObjectId, ObjectRef
 from tiercache.core.stripe import Generation, Geometry, Stripe
-from tiercache.errors import Damaged, NotHeld, TierError, Unavailable
+from tiercache.errors import Damaged, NotHeld, TiercacheError, TierError, Unavailable
 from tiercache.tiers.sink import put
 from tiercache.tiers.tier import Sink
 from tiercache.tiers.warm.codec import decode_stripe, verify_piece
 from tiercache.tiers.warm.copies import Copies, Copy
+from tiercache.tiers.warm.delivery import Delivery
 from tiercache.tiers.warm.hedging import Race
 from tiercache.tiers.warm.isal import ErasureCode
 from tiercache.tiers.warm.kept import Kept, Key, Parts
@@ -41,6 +42,8 @@ WORKING_BYTES = 40 << 20
 """Two stripes of 8 MiB. With more at once all of them are late, the first one most of all: the first byte of a file of 64 MiB
 comes after 20 ms, its last after 82 (27 and 113 with 64 MiB)."""
 KEPT_BYTES = 64 << 20
+DELIVERED_FROM_BYTES = 1 << 20
+"""A plain stripe of so much is handed on piece by piece. Of a smaller one nobody is answered before its end."""
 DECODERS_COUNT = 4
 CODES_COUNT = 8
 
@@ -162,6 +165,9 @@ class Warm:
         taken_bytes = 0
         try:
             taken_bytes = await self._working.take(size_bytes)
+            if stripe.is_plain and length == stripe.logical_bytes >= DELIVERED_FROM_BYTES:
+                await self._hand_on(copy, stripe, sink)
+                return
             parts = await self._fetch(copy, stripe, offset, length)
             if length < stripe.logical_bytes:
                 self._kept.put(key, parts)
@@ -176,12 +182,45 @@ class Warm:
                 del self._reading[key]
                 event.set()
 
+    async def _hand_on(self, copy: Copy, stripe: Stripe, sink: Sink) -> None:
+        """All of a plain stripe into the sink, piece by piece."""
+        delivery = Delivery(stripe, copy.manifest.geometry.data_count, sink, self._in_thread)
+        failure: TiercacheError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._gather, copy, stripe, delivery)
+            try:
+                await delivery.run()
+            except TiercacheError as error:
+                failure = error
+                nursery.cancel_scope.cancel()
+        if isinstance(failure, Damaged):
+            self._pieces.wish(copy)
+        if failure is not None:
+            raise failure
+
+    async def _gather(self, copy: Copy, stripe: Stripe, delivery: Delivery) -> None:
+        try:
+            pieces = await self._pieces.enough(copy, stripe, observe=delivery.offer)
+            for index, piece in (await self._computed(copy, stripe, delivery.indexes, pieces)).items():
+                delivery.offer(index, piece)
+        except TierError as error:
+            delivery.fail(error)
+
+    async def _computed(self, copy: Copy, stripe: Stripe, wanted: Sequence[int], pieces: Mapping[int, Piece]) -> dict[int, Piece]:
+        """Those of the wanted pieces that are not there. Raises Damaged."""
+        missing = [index for index in wanted if index not in pieces]
+        if not missing:
+            return {}
+        self._observer.degraded()
+        code = self._codes.get(copy.manifest.geometry)
+        return await self._in_thread(partial(_reconstructed, stripe, pieces, missing, code))
+
     async def _fetch(self, copy: Copy, stripe: Stripe, offset: int, length: int) -> Parts:
         """At least the parts that have these bytes."""
         try:
             if stripe.is_plain:
                 return await self._fetch_plain(copy, stripe, offset, length)
-            pieces = await self._pieces.enough(copy, stripe, None)
+            pieces = await self._pieces.enough(copy, stripe)
             if any(index not in pieces for index in range(copy.manifest.geometry.data_count)):
                 self._observer.degraded()
             code = self._codes.get(copy.manifest.geometry)
@@ -203,12 +242,7 @@ class Warm:
             if len(some.answers) == len(touched):
                 return await self._plain(parts, stripe, some.answers)
         pieces = await self._pieces.enough(copy, stripe, some)
-        missing = [index for index in touched if index not in pieces]
-        if missing:
-            self._observer.degraded()
-            code = self._codes.get(geometry)
-            computed = await self._in_thread(partial(_reconstructed, stripe, pieces, missing, code))
-            pieces = {**pieces, **computed}
+        pieces = {**pieces, **await self._computed(copy, stripe, touched, pieces)}
         return await self._plain(parts, stripe, {index: pieces[index] for index in range(geometry.data_count) if index in pieces})
 
     async def _plain(self, parts: Parts, stripe: Stripe, pieces: dict[int, Piece]) -> Parts:
