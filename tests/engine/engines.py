@@ -27,6 +27,7 @@ from tiercache.core.record import (
 )
 from tiercache.engine.dataset import Dataset
 from tiercache.engine.engine import Engine, Limits
+from tiercache.engine.publication import Publication
 from tiercache.engine.warmset import open_warm
 from tiercache.errors import HotSick
 from tiercache.index.index import Change, Index
@@ -261,6 +262,7 @@ async def engine_on(
     clock: Clock | None = None,
     seed: int = 0,
     warm: WarmSettings | None = None,
+    publication: Publication | None = None,
 ) -> AsyncIterator[Mounted]:
     """An engine with its nursery, cancelled at the end of the block. Hot directories lie below `home`."""
     index = MemoryIndex() if index is None else index
@@ -282,6 +284,7 @@ async def engine_on(
             single=True,
             clock=clock,
             rng=random.Random(seed),
+            publication=publication,
             warm=warm_set,
         )
         yield Mounted(engine, tally, clock, files)

@@ -26,7 +26,7 @@ async def test_several_datasets_are_directories_of_the_root(world: World) -> Non
     entries = await entries_of(await names.open_directory(ROOT_INODE))
     assert [entry.name for entry in entries] == [b"one", b"two"]
     assert [names.entry(entry.inode) for entry in entries] == entries
-    assert [await names.is_current(entry) for entry in entries] == [True, True]
+    assert [names.is_current(entry) for entry in entries] == [True, True]
     assert await names.revalidate(entries[0]) == entries[0]
     directory, seconds = await names.lookup(ROOT_INODE, b"two")
     assert (directory, seconds) == (entries[1], 86_400.0)
@@ -227,13 +227,13 @@ async def test_case_9_names_go_on_while_the_disk_of_the_index_fails(world: World
     world.now += TTL_SECONDS
     new, _ = await names.lookup(ROOT_INODE, b"f")
     assert new.version == world.store.ref("f").version
-    assert await names.is_current(new)
+    assert names.is_current(new)
     assert names.entry(new.inode) == new
     world.store.delete("f")
     world.now += TTL_SECONDS
     with pytest.raises(NotFound):
         await names.lookup(ROOT_INODE, b"f")
-    assert not await names.is_current(old)
+    assert not names.is_current(old)
     world.index.sick = False
     world.store.put("f", b"3")
     await names.refresh("data", "")

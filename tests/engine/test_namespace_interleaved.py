@@ -117,7 +117,7 @@ class Interleaved:
                     entry, _ = await self.names.lookup(parent.inode, encode(name))
                 except NotFound:
                     entry = None
-                    if parent.kind is not Kind.DIRECTORY or not await self.names.is_current(parent):
+                    if parent.kind is not Kind.DIRECTORY or not self.names.is_current(parent):
                         break
                 self.judge(began, floor, prefix, name, entry)
                 prefix += f"{name}/"

@@ -231,7 +231,7 @@ class Run:
             assert 0 <= seconds <= (max(self.ttl, STALE_SECONDS) if self.store.failed else self.ttl)
             if entry is not None:
                 assert self.names.entry(entry.inode) == entry
-                assert await self.names.is_current(entry)
+                assert self.names.is_current(entry)
             prefix += f"{name}/"
         return entry
 

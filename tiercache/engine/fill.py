@@ -51,7 +51,7 @@ END_SECONDS = 1.0
 
 
 class Fill:
-    """One chunk on its way. `start` is where it began; bytes before it come in a second range."""
+    """One chunk on its way. `start` is where it began; bytes before it come in a second range. `ended` is called at its end."""
 
     def __init__(self, held: Held, chunk: int, start: int, *, background: bool) -> None:
         self.held = held
@@ -67,6 +67,7 @@ class Fill:
         self.file: HotFile | None = None
         self.confirmed = trio.Event()
         self.begun: Begun | None = None
+        self.ended: Callable[[], None] | None = None
         self._sinks: list[MemorySink | FileSink] = []
         self._token = trio.lowlevel.current_trio_token()
         self._loop_ident = threading.get_ident()
@@ -141,6 +142,9 @@ class Fill:
         self.error = None if error is None else error.with_traceback(None)  # its frames hold this fill
         self.done.set()
         self._wake()
+        ended, self.ended = self.ended, None
+        if ended is not None:
+            ended()
 
 
 class Filler:

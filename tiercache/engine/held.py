@@ -6,6 +6,7 @@ import trio
 
 from tiercache.core.chunk import chunk_count, chunk_span, held_bytes
 from tiercache.core.record import HotRecord, ObjectRef
+from tiercache.index.index import Index
 from tiercache.tiers.hot import HotFile
 
 
@@ -71,3 +72,11 @@ class Held:
             accessed_seconds=now_seconds,
             access_count=1,
         )
+
+
+def counted_bytes(record: HotRecord, index: Index) -> int:
+    """What the ledger counts for the chunks of a record. Its own sum is wrong where a change was lost and made again."""
+    if record.complete and record.held_bytes == held_bytes(record.size_bytes):
+        return record.held_bytes
+    spans = (chunk_span(record.size_bytes, record.chunk_bytes, chunk) for chunk in index.chunks(record.object_id))
+    return sum(held_bytes(length) for _, length in spans)

@@ -20,8 +20,7 @@ Invariants, and who keeps them:
 * Order of eviction: forget in the index (committed), then unlink, then release the room. A crash in between
   leaves a file without a record, which `sweep` removes after the next unclean start. A file that cannot be unlinked stays
   accounted as a leftover, and its turn comes again.
-* A hot directory whose disk fails is passed by for a while (`engine/disks.py`): readers go on from below. An object that could
-  not be loaded meanwhile is loaded by its next fill.
+* A hot directory whose disk fails is passed by for a while (`engine/disks.py`). What was not loaded then is by its next fill.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ import msgspec
 import structlog
 import trio
 
-from tiercache.core.chunk import chunk_span, held_bytes
+from tiercache.core.chunk import held_bytes
 from tiercache.core.eviction import Evict
 from tiercache.core.record import ChunkRecord, HotRecord, ObjectId, ObjectRef
 from tiercache.engine.disks import Disks
-from tiercache.engine.held import Held
+from tiercache.engine.held import Held, counted_bytes
 from tiercache.engine.outgoing import Outgoing
 from tiercache.engine.publication import Publication
 from tiercache.engine.residue import SOMEWHERE, Residue
@@ -93,11 +92,7 @@ class Holdings:
         object_id = ref.object_id
         while (leaving := self._leaving.get(object_id)) is not None:
             await leaving.wait()
-        held = self._held.get(object_id)
-        if held is None:
-            record = self._index.hot(object_id)
-            held = self._held[object_id] = Held(ref, record.chunk_bytes if record else self.chunk_bytes)
-            held.is_loaded = record is None
+        held = self._held.get(object_id) or self._enter(ref, self._index.hot(object_id))
         held.users += 1
         if not held.is_loaded:
             try:
@@ -108,6 +103,22 @@ class Holdings:
             except BaseException:
                 self.release(held)
                 raise
+        return held
+
+    def is_known(self, object_id: ObjectId) -> bool:
+        """Is there a hot copy, or what will be one or was one a moment ago?"""
+        return object_id in self._held or object_id in self._leaving or self._index.hot(object_id) is not None
+
+    def acquire_new(self, ref: ObjectRef) -> Held | None:
+        """`acquire` of an object that is not known, else None. Never waits."""
+        if self.is_known(ref.object_id):
+            return None
+        self._enter(ref, None).users += 1
+        return self._held[ref.object_id]
+
+    def _enter(self, ref: ObjectRef, record: HotRecord | None) -> Held:
+        held = self._held[ref.object_id] = Held(ref, record.chunk_bytes if record else self.chunk_bytes)
+        held.is_loaded = record is None
         return held
 
     def release(self, held: Held) -> None:
@@ -163,16 +174,9 @@ class Holdings:
         if record is None:
             held.present, held.complete = set(), False
             return
-        counted_bytes = self._counted_bytes(record)
+        right_bytes = counted_bytes(record, self._index)
         complete = record.complete and not lost  # its last chunk may have been recorded, and not all of those before it
-        self._index.submit([PutHot(msgspec.structs.replace(record, held_bytes=counted_bytes, complete=complete))])
-
-    def _counted_bytes(self, record: HotRecord) -> int:
-        """What the ledger counts for the chunks of a record. Its own sum is wrong where a change was lost and made again."""
-        if record.complete and record.held_bytes == held_bytes(record.size_bytes):
-            return record.held_bytes
-        spans = (chunk_span(record.size_bytes, record.chunk_bytes, chunk) for chunk in self._index.chunks(record.object_id))
-        return sum(held_bytes(length) for _, length in spans)
+        self._index.submit([PutHot(msgspec.structs.replace(record, held_bytes=right_bytes, complete=complete))])
 
     async def _remove_empty(self, file: HotFile) -> None:
         """Remove a file of which the index knows no chunk, or nothing at all."""
@@ -306,10 +310,9 @@ class Holdings:
     # -- making room
 
     async def make_room(self, directory: int, wanted_bytes: int) -> None:
-        """Evict until `wanted_bytes` can be reserved, as far as anything may go; the caller finds out by reserving.
+        """Evict until `wanted_bytes` can be reserved, if it could be in an empty directory and as far as anything may go.
 
-        Victims that were read again since they were sampled stay, hence more than one round. For what could not be reserved in an
-        empty directory nothing is evicted.
+        The caller finds out by reserving. Victims that were read again since they were sampled stay, hence more than one round.
         """
         if wanted_bytes > self.room.ledgers[directory].limit_bytes:
             return
@@ -361,11 +364,11 @@ class Holdings:
             for record in filter(None, map(self._index.hot, going)):
                 outdated = ages.get(record.object_id, record.accessed_seconds) != record.accessed_seconds
                 if not outdated and not (ages and self._protected(record)):
-                    records.append((record, self._counted_bytes(record)))
+                    records.append((record, counted_bytes(record, self._index)))
             await self._index.commit([DropHot(record.object_id) for record, _ in records])
             self._doubtful.difference_update([victim for victim in going if self._index.hot(victim) is None])
-            for record, counted_bytes in records:
-                await self._unlink(record.object_id, record.directory, counted_bytes, evicted=bool(ages))
+            for record, known_bytes in records:
+                await self._unlink(record.object_id, record.directory, known_bytes, evicted=bool(ages))
         return len(records)
 
     async def _unlink(self, object_id: ObjectId, directory: int, counted_bytes: int, *, evicted: bool = False) -> None:
@@ -416,10 +419,8 @@ class Holdings:
             await self.evict(list(self._doubtful))
 
     async def sweep(self, directory: int) -> int:
-        """Remove what a crash left, files without a record and records without a chunk, and account for blocks without a record.
-
-        How many files went. Raises HotTierError.
-        """
+        """Remove what a crash left, files without a record and records without a chunk, and account for blocks without a record;
+        how many files went. Raises HotTierError."""
         files = self._files.walk(directory)
         removed_count = 0
         while batch := await self.disks.run(directory, lambda: list(islice(files, SWEEP_COUNT))):

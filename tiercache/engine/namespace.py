@@ -111,7 +111,7 @@ class Namespace:
         """The entry of an inode that was ever given out, the root and datasets included; also of one that is superseded."""
         return self._roots.get(inode) or self._names.entry(inode)
 
-    async def is_current(self, entry: Entry) -> bool:
+    def is_current(self, entry: Entry) -> bool:
         """Whether its name still leads to it, as far as the index knows."""
         if entry.inode in self._roots:
             return True
@@ -119,6 +119,14 @@ class Namespace:
             return False
         link = self._names.link(entry.parent, entry.name)
         return link is not None and link.inode == entry.inode
+
+    def following_names(self, directory: Inode, after: bytes, limit: int) -> list[bytes]:
+        """Names that are known in a directory and come after one, in byte order. No request."""
+        return self._names.names(directory, after, limit)
+
+    def following(self, directory: Inode, after: bytes, limit: int) -> list[Entry]:
+        """What they lead to."""
+        return [entry for entry in self._names.children(directory, after, limit)[1] if entry is not None]
 
     def is_superseded(self, dataset: str, key: str, version: str) -> bool:
         """Whether the key is known to have another version now; False when nothing is known of it. No request."""

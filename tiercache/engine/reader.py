@@ -35,6 +35,7 @@ from tiercache.engine.fill import Fill, Filler
 from tiercache.engine.held import Held
 from tiercache.engine.holdings import Holdings
 from tiercache.engine.namespace import Namespace
+from tiercache.engine.neighbours import Neighbours
 from tiercache.engine.publication import Publication
 from tiercache.engine.source import Source
 from tiercache.errors import HotFull, HotSick, HotTierError, NotFound, TiercacheError, Unavailable, VersionChanged
@@ -109,6 +110,15 @@ class Reader:
         self._window_bytes = min(read_ahead_bytes // 2, 16 * holdings.chunk_bytes)
         self._publication = publication
         self._budget = Budget(read_ahead_bytes)
+        self._neighbours = Neighbours(
+            namespace,
+            holdings,
+            filler,
+            publication,
+            self._budget,
+            in_trouble=lambda dataset: source(dataset).in_trouble,
+            fetched=observer.read_ahead,
+        )
         self._touches = Touches(touches_capacity(holdings.room.capacity_bytes, holdings.chunk_bytes))
         self._refusals: dict[str, tuple[float, str]] = {}
         self._opened: dict[Inode, OpenFile] = {}
@@ -123,8 +133,9 @@ class Reader:
         Raises VersionChanged when the inode is not what its name leads to any more, and any TierError.
         """
         entry = self._namespace.entry(inode)
-        if entry is None or not await self._namespace.is_current(entry):
+        if entry is None or not self._namespace.is_current(entry):
             raise VersionChanged(f"inode {inode} is not the present version")
+        self._neighbours.opened(entry)
         held = await self._holdings.acquire(entry.ref)
         is_hit = held.complete
         try:
@@ -216,7 +227,7 @@ class Reader:
             log.info("changed_object_not_looked_up", dataset=entry.dataset, key=entry.key, error=error.line)
 
     async def _look_again(self, entry: Entry) -> None:
-        if not await self._namespace.is_current(entry):
+        if not self._namespace.is_current(entry):
             return
         try:
             await self._namespace.revalidate(entry)

@@ -1,0 +1,174 @@
+"""Small files that are opened in order are there before they are opened; nobody pays for those who open at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.engine.engines import KIB, Mounted, content, engine_on, limits
+from tests.engine.worlds import names_of
+from tiercache.core.neighbours import FIRST_BATCH, START_COUNT
+from tiercache.core.record import Entry
+from tiercache.engine.neighbours import RUNNING_COUNT
+from tiercache.engine.publication import NothingPublished
+from tiercache.errors import Unavailable, VersionChanged
+from tiercache.tiers.faulty import Fault, Faulty, Script
+from tiercache.tiers.memory import MemoryCold
+
+COUNT = 200
+NAMES = [f"d/{number:04}.bin" for number in range(COUNT)]
+DATA = {name: content(number, 5000 + number) for number, name in enumerate(NAMES)}
+
+
+@pytest.fixture
+def cold() -> MemoryCold:
+    store = MemoryCold()
+    for name, data in DATA.items():
+        store.put(name, data)
+    store.put("d/0050.big", content(7, 2048 * KIB))
+    store.put("d/0050.old", content(8, 5000), archived=True)
+    store.put("d/0050x.bin/below", content(9, 100))
+    return store
+
+
+class Published(NothingPublished):
+    """Remembers what was published; opens of it are not seen any more."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def publish(self, entry: Entry, directory: int) -> bool:
+        self.names.append(entry.key)
+        return True
+
+
+async def list_directory(mount: Mounted) -> None:
+    entry = await mount.entry("d")
+    await names_of(await mount.engine.namespace.open_directory(entry.inode))
+
+
+async def read_in_order(mount: Mounted, names: Sequence[str]) -> None:
+    for name in names:
+        assert await mount.cat(name) == DATA[name]
+        await mount.settled()
+
+
+async def test_files_that_are_opened_in_order_are_there_already(tmp_path: Path, cold: MemoryCold) -> None:
+    async with engine_on(tmp_path, cold) as mount:
+        await list_directory(mount)
+        for position, name in enumerate(NAMES):
+            assert cold.reads[name] == (position > START_COUNT)
+            await read_in_order(mount, [name])
+            assert cold.reads[name] == 1
+        assert cold.requests["read"] == COUNT  # nothing else
+        assert mount.counted("tiercache_read_ahead_bytes_total") == sum(map(len, list(DATA.values())[START_COUNT + 1 :]))
+
+
+async def test_files_that_are_opened_at_random_are_fetched_when_they_are_opened(tmp_path: Path, cold: MemoryCold) -> None:
+    rng = random.Random(1)
+    for number in range(4000):
+        cold.put(f"d/x{number:04}.bin", b"x")
+    async with engine_on(tmp_path, cold) as mount:
+        await list_directory(mount)
+        opened = [f"d/x{rng.randrange(4000):04}.bin" for _ in range(200)]
+        for name in opened:
+            assert await mount.cat(name) == b"x"
+        await mount.settled()
+        assert cold.requests["read"] == len({*opened})
+
+
+async def test_all_but_the_marks_are_published(tmp_path: Path, cold: MemoryCold) -> None:
+    published = Published()
+    async with engine_on(tmp_path, cold, publication=published) as mount:
+        await list_directory(mount)
+        seen_count = 0
+        for name in NAMES:
+            if name not in published.names:  # else it would be opened without Python
+                seen_count += 1
+                await read_in_order(mount, [name])
+        assert {*published.names} == {*NAMES}
+        assert START_COUNT < seen_count < START_COUNT + 8
+
+
+async def test_so_many_at_once_and_no_more(tmp_path: Path, cold: MemoryCold) -> None:
+    gate = cold.hold("read", NAMES[START_COUNT + 1])
+    gates = [cold.hold("read", name) for name in NAMES[START_COUNT + 2 : START_COUNT + 1 + 2 * FIRST_BATCH]]
+    async with engine_on(tmp_path, cold) as mount:
+        await list_directory(mount)
+        for name in NAMES[: START_COUNT + 1]:
+            assert await mount.cat(name) == DATA[name]
+        await gate.reached.wait()
+        await wait_all_tasks_blocked()
+        assert sum(each.reached.is_set() for each in [gate, *gates]) == min(FIRST_BATCH, RUNNING_COUNT)
+        for each in [gate, *gates]:
+            each.release()
+        await mount.settled()
+
+
+async def test_a_reader_waits_for_what_is_on_its_way(tmp_path: Path, cold: MemoryCold) -> None:
+    name = NAMES[START_COUNT + 3]
+    gate = cold.hold("read", name)
+    async with engine_on(tmp_path, cold) as mount:
+        await list_directory(mount)
+        for each in NAMES[: START_COUNT + 1]:
+            await mount.cat(each)
+        await gate.reached.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mount.cat, name)
+            await wait_all_tasks_blocked()
+            gate.release()
+        assert cold.reads[name] == 1
+
+
+async def test_what_was_overwritten_meanwhile_is_found_out_by_its_open(tmp_path: Path, cold: MemoryCold) -> None:
+    async with engine_on(tmp_path, cold) as mount:
+        await list_directory(mount)
+        new = content(999, 6000)
+        for name in NAMES[8:10]:
+            cold.put(name, new)
+        await read_in_order(mount, NAMES[:8])
+        assert cold.reads[NAMES[12]] == 1  # one that has changed does not stop the others
+        for name in NAMES[8:10]:
+            mount.clock.pass_seconds(2)
+            with pytest.raises(VersionChanged):
+                await mount.open(name)
+            assert await mount.cat(name) == new
+
+
+async def test_a_store_that_fails_is_left_alone(tmp_path: Path, cold: MemoryCold) -> None:
+    failing = Faulty(cold, script := Script())
+    async with engine_on(tmp_path, failing) as mount:
+        await list_directory(mount)
+        await read_in_order(mount, NAMES[:START_COUNT])
+        script.left += [Fault("read", name, error=lambda: Unavailable("no")) for name in NAMES[START_COUNT + 1 :]]
+        await read_in_order(mount, NAMES[START_COUNT : START_COUNT + 1])
+        assert COUNT - len(script.left) - START_COUNT - 1 <= RUNNING_COUNT
+        script.left.clear()
+        await read_in_order(mount, NAMES)
+        assert cold.requests["read"] <= COUNT
+
+
+@pytest.mark.parametrize("budget_bytes", [0, 20_000])
+async def test_the_budget_of_all_readers_is_kept(tmp_path: Path, cold: MemoryCold, budget_bytes: int) -> None:
+    async with engine_on(tmp_path, cold, numbers=limits(read_ahead_bytes=budget_bytes)) as mount:
+        await list_directory(mount)
+        await read_in_order(mount, NAMES[: START_COUNT + 1])
+        ahead_bytes = sum(len(DATA[name]) for name in NAMES[START_COUNT + 1 :] if cold.reads[name])
+        assert ahead_bytes <= budget_bytes
+        assert (ahead_bytes > 0) == (budget_bytes > 0)
+        await read_in_order(mount, NAMES)
+        assert mount.engine.reader._budget.used_bytes == 0
+
+
+async def test_nothing_is_evicted_for_it(tmp_path: Path, cold: MemoryCold) -> None:
+    async with engine_on(tmp_path, cold, capacity_bytes=25 * 8192) as mount:
+        await list_directory(mount)
+        await read_in_order(mount, NAMES)
+        assert mount.ledger.held_bytes <= 25 * 8192
+        assert mount.engine.reader._budget.used_bytes == 0
+        assert cold.requests["read"] == COUNT
