@@ -6,15 +6,16 @@ commit that the index refuses with HotSick is kept here, in front of the index, 
 again, or its directory is listed again. When MAX_KEPT names are held the error is passed on: an honest EIO instead of
 names that vanish. That a directory was listed is never kept here, so such a directory is simply listed again.
 
-An index read costs some 5 us, most of it for the transaction. Every lookup asks when its directory was
-listed, so those answers are remembered (this is their only writer): a fresh lookup takes 8 us instead of 15. A page of
-a listing reads its links in one scan.
+An index read costs some 5 us, most of it for the transaction, and a small cold file costs ten of them between listing and open.
+This is the only writer of names, so what was read or written lately is remembered (`_Lately`): links, entries, and when a
+directory was listed, which every lookup asks. A page of a listing reads its links in one scan.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -24,6 +25,7 @@ from tiercache.errors import HotSick
 from tiercache.index.index import DropDirectory, DropEntry, Index, PutDirectory, PutEntry
 
 MAX_STATES = 4096
+MAX_REMEMBERED = 8192  # names; some 5 MB of memory
 MIN_SCAN = 8  # names for which one scan is cheaper than a read each
 MAX_KEPT = 100_000  # some 50 MB of memory, used only while the disk of the index fails
 
@@ -48,9 +50,78 @@ class Place(msgspec.Struct, frozen=True):
         return f"{self.dataset.name}/{self.path}"
 
 
+class _Lately:
+    """Names of which the index is known to have just this, those that were remembered first forgotten first.
+
+    While a commit is under way nobody can tell which state a read has met, so nothing is remembered then; nor what was written by
+    one of several at once, which may come back in any order. What a cancelled commit may have changed is never remembered again:
+    it may still happen.
+    """
+
+    def __init__(self) -> None:
+        self.links: dict[tuple[Inode, bytes], Link] = {}
+        self.entries: dict[Inode, Entry] = {}
+        self._commits_count = 0  # under way
+        self._begun_count = 0
+        self._unsure_links: set[tuple[Inode, bytes]] = set()
+        self._unsure_entries: set[Inode] = set()
+
+    def link(self, parent: Inode, name: bytes, link: Link) -> None:
+        key = (parent, name)
+        if not self._commits_count and key not in self._unsure_links:
+            self.links[key] = link
+            if len(self.links) > MAX_REMEMBERED:
+                del self.links[next(iter(self.links))]
+
+    def entry(self, entry: Entry) -> None:
+        if not self._commits_count and entry.inode not in self._unsure_entries:
+            self.entries[entry.inode] = entry
+            if len(self.entries) > MAX_REMEMBERED:
+                del self.entries[next(iter(self.entries))]
+
+    @contextmanager
+    def changing(self, changes: Sequence[NameChange]) -> Iterator[None]:
+        """The block commits them, raises HotSick when it did not, or is cancelled."""
+        is_alone = not self._commits_count
+        self._commits_count += 1
+        self._begun_count += 1
+        number, is_known = self._begun_count, False
+        try:
+            yield
+            is_known = True
+        except HotSick:
+            is_known, is_alone = True, False
+            raise
+        finally:
+            self._commits_count -= 1
+            for change in changes:
+                match change:
+                    case PutEntry(entry):
+                        self._forget((entry.parent, entry.name), entry.inode, is_known)
+                    case DropEntry(parent, name):
+                        self._forget((parent, name), None, is_known)
+        for change in changes if is_alone and number == self._begun_count else ():
+            match change:
+                case PutEntry(entry, checked_seconds):
+                    self.link(entry.parent, entry.name, Link(entry.inode, checked_seconds))
+                    self.entry(entry)
+                case DropEntry(parent, name):
+                    self.links.pop((parent, name), None)
+
+    def _forget(self, key: tuple[Inode, bytes], inode: Inode | None, is_known: bool) -> None:
+        self.links.pop(key, None)
+        if inode is not None:
+            self.entries.pop(inode, None)
+        if not is_known:
+            self._unsure_links.add(key)
+            if inode is not None:
+                self._unsure_entries.add(inode)
+
+
 class Names:
     def __init__(self, index: Index) -> None:
         self._index = index
+        self._lately = _Lately()
         self._links: dict[tuple[Inode, bytes], Link] = {}
         self._gone: set[tuple[Inode, bytes]] = set()
         self._entries: dict[Inode, Entry] = {}
@@ -61,10 +132,16 @@ class Names:
     def link(self, parent: Inode, name: bytes) -> Link | None:
         if (parent, name) in self._gone:
             return None
-        return self._links.get((parent, name)) or self._index.link(parent, name)
+        found = self._links.get((parent, name)) or self._lately.links.get((parent, name))
+        if found is None and (found := self._index.link(parent, name)) is not None:
+            self._lately.link(parent, name, found)
+        return found
 
     def entry(self, inode: Inode) -> Entry | None:
-        return self._entries.get(inode) or self._index.entry(inode)
+        found = self._entries.get(inode) or self._lately.entries.get(inode)
+        if found is None and (found := self._index.entry(inode)) is not None:
+            self._lately.entry(found)
+        return found
 
     def child(self, parent: Inode, name: bytes) -> Entry | None:
         """The entry that a name leads to."""
@@ -112,7 +189,8 @@ class Names:
         self._unsure.update(relisted)
         owed = self._owed({change.inode for change in changes if isinstance(change, PutDirectory)})
         try:
-            await self._index.commit([*owed, *changes])
+            with self._lately.changing([*owed, *changes]):
+                await self._index.commit([*owed, *changes])
         except HotSick:
             if len(self._entries) + len(self._gone) + len(changes) > MAX_KEPT:
                 raise
