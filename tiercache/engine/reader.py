@@ -35,8 +35,8 @@ from tiercache.engine.fill import Fill, Filler
 from tiercache.engine.held import Held
 from tiercache.engine.holdings import Holdings
 from tiercache.engine.namespace import Namespace
-from tiercache.engine.neighbours import Neighbours
 from tiercache.engine.publication import Publication
+from tiercache.engine.small_files import Answer, SmallFiles
 from tiercache.engine.source import Source
 from tiercache.errors import HotFull, HotSick, HotTierError, NotFound, TiercacheError, Unavailable, VersionChanged
 from tiercache.tiers.hot import hash_range, read, read_resident
@@ -110,15 +110,7 @@ class Reader:
         self._window_bytes = min(read_ahead_bytes // 2, 16 * holdings.chunk_bytes)
         self._publication = publication
         self._budget = Budget(read_ahead_bytes)
-        self._neighbours = Neighbours(
-            namespace,
-            holdings,
-            filler,
-            publication,
-            self._budget,
-            in_trouble=lambda dataset: source(dataset).in_trouble,
-            fetched=observer.read_ahead,
-        )
+        self._small = SmallFiles(self, namespace, holdings, filler, publication, self._budget)
         self._touches = Touches(touches_capacity(holdings.room.capacity_bytes, holdings.chunk_bytes))
         self._refusals: dict[str, tuple[float, str]] = {}
         self._opened: dict[Inode, OpenFile] = {}
@@ -135,7 +127,7 @@ class Reader:
         entry = self._namespace.entry(inode)
         if entry is None or not self._namespace.is_current(entry):
             raise VersionChanged(f"inode {inode} is not the present version")
-        self._neighbours.opened(entry)
+        self._small.opened(entry)
         held = await self._holdings.acquire(entry.ref)
         is_hit = held.complete
         try:
@@ -160,6 +152,21 @@ class Reader:
             self._holdings.release(held)
         file.opens += 1
         return False
+
+    def open_small(self, inode: Inode, answer: Answer) -> bool:
+        """`open` without a task, where it is one of a small cold file. False: it is not, or something has to be waited for."""
+        return self._small.open(inode, answer)
+
+    def in_trouble(self, dataset: str) -> bool:
+        return self._source(dataset).in_trouble
+
+    def opened_small(self, entry: Entry, held: Held) -> None:
+        self._holdings.touch(held.ref.object_id, int(self._clock()), 1)
+        self._observer.opened(entry.dataset, False)
+        self._observer.fetched_by_open(entry.dataset, held.origin(0), entry.size_bytes)
+
+    def fetched_ahead(self, count: int) -> None:
+        self._observer.read_ahead(count)
 
     def _publish(self, entry: Entry, held: Held) -> bool:
         """Trust before publication: complete, every chunk hashed, and verified since the last unclean boot."""

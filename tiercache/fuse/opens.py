@@ -7,6 +7,8 @@ of their own, all of which is taken in one pass; the answers go the way that all
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from tiercache.fuse.native import Native, OpenRequest  # before pyfuse3: see there
@@ -24,18 +26,37 @@ class Opens:
         self._nursery = nursery
         self._running_count = 0
         self._fewer = trio.Event()
+        self._is_serving = False
 
     async def serve(self) -> None:
         """Until it is cancelled. Opens that are under way then are not answered: a successor does that."""
         fd = self._native.opens_fd()
-        while True:
-            await trio.lowlevel.wait_readable(fd)
-            for request in self._native.take_opens(MAX_OPENS - self._running_count):
-                self._running_count += 1
-                self._nursery.start_soon(self._answer, request)
-            if self._running_count == MAX_OPENS:
-                self._fewer = trio.Event()
-                await self._fewer.wait()
+        self._is_serving = True
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(fd)
+                for request in self._native.take_opens(max(1, MAX_OPENS - self._running_count)):
+                    _, inode, flags = request
+                    if not self._operations.open_small(inode, flags, partial(self._opened, request)):
+                        self._begin(request)
+                if self._running_count >= MAX_OPENS:
+                    self._fewer = trio.Event()
+                    await self._fewer.wait()
+        finally:
+            self._is_serving = False
+
+    def _begin(self, request: OpenRequest) -> None:
+        self._running_count += 1
+        self._nursery.start_soon(self._answer, request)
+
+    def _opened(self, request: OpenRequest, handle: int | None) -> None:
+        """What an open without a task has come to. None: it needs one."""
+        if not self._is_serving:
+            return
+        if handle is None:
+            self._begin(request)
+        else:
+            self._native.answer_open(request[0], 0, handle)
 
     async def _answer(self, request: OpenRequest) -> None:
         unique, inode, flags = request

@@ -85,6 +85,10 @@ class _OpenDirectory:
         return self.batch
 
 
+def _is_read_only(flags: int) -> bool:
+    return flags & (os.O_ACCMODE | os.O_TRUNC | os.O_APPEND) == os.O_RDONLY
+
+
 def operation(name: str) -> Callable[[Asynchronous[P, R]], Asynchronous[P, R]]:
     """Time a handler, and turn what the engine raises into an errno."""
 
@@ -226,10 +230,24 @@ class Operations(pyfuse3.Operations):
     @operation("open")
     async def open_file(self, inode: int, flags: int) -> int:
         """The handle."""
-        if flags & (os.O_ACCMODE | os.O_TRUNC | os.O_APPEND) != os.O_RDONLY:
+        if not _is_read_only(flags):
             raise FUSEError(errno.EROFS)
         is_handed_over = await self._reader.open(Inode(inode))
         return inode | NATIVE_HANDLE if is_handed_over else inode
+
+    def open_small(self, inode: int, flags: int, answer: Callable[[int | None], None]) -> bool:
+        """Open a small cold file without a task: `answer` gets the handle, or None when `open_file` has to do it after all.
+        False: `answer` will not be called. Never waits."""
+        if not _is_read_only(flags):
+            return False
+        began = time.perf_counter()
+
+        def ended(is_open: bool) -> None:
+            if is_open:
+                self.meter.operation("open", time.perf_counter() - began)
+            answer(inode | NATIVE_HANDLE if is_open else None)
+
+        return self._reader.open_small(Inode(inode), ended)
 
     @operation("read")
     async def read(self, fh: int, off: int, size: int) -> bytes:

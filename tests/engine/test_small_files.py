@@ -1,4 +1,7 @@
-"""Small files that are opened in order are there before they are opened; nobody pays for those who open at random."""
+"""Small files are opened without a task, and those that are opened in order are there before they are opened.
+
+Nobody pays for those who open at random.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.engine.engines import KIB, Mounted, content, engine_on, limits
+from tests.engine.engines import KIB, Mounted, content, engine_on, limits, until
 from tests.engine.worlds import names_of
 from tiercache.core.neighbours import FIRST_BATCH, START_COUNT
-from tiercache.core.record import Entry
-from tiercache.engine.neighbours import RUNNING_COUNT
+from tiercache.core.record import Entry, Inode
 from tiercache.engine.publication import NothingPublished
+from tiercache.engine.small_files import AHEAD_COUNT
 from tiercache.errors import Unavailable, VersionChanged
 from tiercache.tiers.faulty import Fault, Faulty, Script
 from tiercache.tiers.memory import MemoryCold
@@ -45,6 +48,9 @@ class Published(NothingPublished):
     def publish(self, entry: Entry, directory: int) -> bool:
         self.names.append(entry.key)
         return True
+
+    def hand_over(self, entry: Entry) -> bool:
+        return entry.key in self.names
 
 
 async def list_directory(mount: Mounted) -> None:
@@ -95,6 +101,77 @@ async def test_all_but_the_marks_are_published(tmp_path: Path, cold: MemoryCold)
         assert START_COUNT < seen_count < START_COUNT + 8
 
 
+async def open_small(mount: Mounted, name: str) -> bool | None:
+    """None: it is none for which no task is needed."""
+    answers: list[bool] = []
+    inode = (await mount.entry(name)).inode
+    if not mount.engine.reader.open_small(inode, answers.append):
+        return None
+    await until(lambda: bool(answers))
+    assert len(answers) == 1
+    return answers[0]
+
+
+async def test_an_open_without_a_task(tmp_path: Path, cold: MemoryCold) -> None:
+    published = Published()
+    async with engine_on(tmp_path, cold, publication=published, numbers=limits(read_ahead_bytes=0)) as mount:
+        for name in NAMES[:20]:
+            assert await open_small(mount, name) is True
+            assert published.names[-1] == name
+            assert cold.reads[name] == 1
+            await mount.settled()
+            assert await open_small(mount, name) is None  # it is hot
+        assert mount.counted("tiercache_opens_total", "data") == 20
+        assert not mount.engine.filler.running_count
+        assert mount.engine.reader.open_count == 0
+
+
+async def test_several_opens_of_one_file_are_one_fetch(tmp_path: Path, cold: MemoryCold) -> None:
+    gate = cold.hold("read", NAMES[0])
+    async with engine_on(tmp_path, cold, publication=Published()) as mount:
+        answers: list[bool] = []
+        inode = (await mount.entry(NAMES[0])).inode
+        for _ in range(5):
+            assert mount.engine.reader.open_small(inode, answers.append)
+        await gate.reached.wait()
+        assert answers == []
+        gate.release()
+        await until(lambda: answers == [True] * 5)
+        assert cold.reads[NAMES[0]] == 1
+
+
+async def test_what_is_not_small_or_not_there_needs_a_task(tmp_path: Path, cold: MemoryCold) -> None:
+    cold.put("empty", b"")
+    async with engine_on(tmp_path, cold, publication=Published()) as mount:
+        for name in ("d/0050.big", "d/0050.old", "empty", "d"):
+            assert await open_small(mount, name) is None
+        assert not mount.engine.reader.open_small(Inode(12345), lambda _: None)
+        old = await mount.entry(NAMES[0])
+        cold.put(NAMES[0], content(999, 5000))
+        await mount.engine.namespace.refresh("data", NAMES[0])
+        assert not mount.engine.reader.open_small(old.inode, lambda _: None)
+
+
+async def test_what_goes_wrong_is_left_to_an_open_with_a_task(tmp_path: Path, cold: MemoryCold) -> None:
+    failing = Faulty(cold, script := Script())
+    async with engine_on(tmp_path, failing, publication=Published(), numbers=limits(read_ahead_bytes=0)) as mount:
+        await list_directory(mount)
+        script.left.append(Fault("read", NAMES[0], error=lambda: Unavailable("no")))
+        assert await open_small(mount, NAMES[0]) is False
+        assert await mount.cat(NAMES[0]) == DATA[NAMES[0]]
+        cold.put(NAMES[1], content(999, 5000))
+        mount.clock.pass_seconds(2)
+        assert await open_small(mount, NAMES[1]) is False
+        with pytest.raises(VersionChanged):
+            await mount.open(NAMES[1])
+
+
+async def test_without_room_it_is_left_to_an_open_with_a_task(tmp_path: Path, cold: MemoryCold) -> None:
+    async with engine_on(tmp_path, cold, capacity_bytes=4096, publication=Published()) as mount:
+        assert await open_small(mount, NAMES[2]) is False
+        assert await mount.cat(NAMES[2]) == DATA[NAMES[2]]
+
+
 async def test_so_many_at_once_and_no_more(tmp_path: Path, cold: MemoryCold) -> None:
     gate = cold.hold("read", NAMES[START_COUNT + 1])
     gates = [cold.hold("read", name) for name in NAMES[START_COUNT + 2 : START_COUNT + 1 + 2 * FIRST_BATCH]]
@@ -104,7 +181,7 @@ async def test_so_many_at_once_and_no_more(tmp_path: Path, cold: MemoryCold) -> 
             assert await mount.cat(name) == DATA[name]
         await gate.reached.wait()
         await wait_all_tasks_blocked()
-        assert sum(each.reached.is_set() for each in [gate, *gates]) == min(FIRST_BATCH, RUNNING_COUNT)
+        assert sum(each.reached.is_set() for each in [gate, *gates]) == min(FIRST_BATCH, AHEAD_COUNT)
         for each in [gate, *gates]:
             each.release()
         await mount.settled()
@@ -147,7 +224,7 @@ async def test_a_store_that_fails_is_left_alone(tmp_path: Path, cold: MemoryCold
         await read_in_order(mount, NAMES[:START_COUNT])
         script.left += [Fault("read", name, error=lambda: Unavailable("no")) for name in NAMES[START_COUNT + 1 :]]
         await read_in_order(mount, NAMES[START_COUNT : START_COUNT + 1])
-        assert COUNT - len(script.left) - START_COUNT - 1 <= RUNNING_COUNT
+        assert COUNT - len(script.left) - START_COUNT - 1 <= AHEAD_COUNT
         script.left.clear()
         await read_in_order(mount, NAMES)
         assert cold.requests["read"] <= COUNT
