@@ -1,9 +1,10 @@
 """The warm tier, read: bytes of an object from k verified pieces of each stripe that they touch.
 
-A read finds the object's copies (`copies.py`), takes the oldest that can be read, and goes through it stripe by stripe: k
-pieces (`pieces.py`), joined and decompressed (or reconstructed) in a thread, compared with the digest of what was written, then
-put into the sink's place by another. Of a plain stripe only those pieces are read that the read touches, and nothing is
-joined. What a read needed in part is kept for a moment (`kept.py`), and two reads of one stripe at once read it once.
+A read finds the object's copies (`copies.py`), takes the oldest that can be read, and goes through it stripe by stripe: k pieces
+(`pieces.py`), joined and decompressed (or reconstructed) in a thread, compared with the digest of what was written and put into
+the sink's place. Of a plain stripe only those pieces are read that the read touches, and nothing is joined; all of a large one
+goes into the sink piece by piece (`delivery.py`). What a read needed in part is kept for a moment (`kept.py`), and two reads of
+one stripe at once read it once.
 
 Memory: a stripe takes its pieces and its bytes from one budget before the first piece is asked for, `WORKING_BYTES` for all
 reads together, besides `KEPT_BYTES` and what late pieces occupy until they come (`hedging.py`).
@@ -15,7 +16,7 @@ packs are gone, the targets are asked which there are now.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -43,7 +44,8 @@ WORKING_BYTES = 40 << 20
 comes after 20 ms, its last after 82 (27 and 113 with 64 MiB)."""
 KEPT_BYTES = 64 << 20
 DELIVERED_FROM_BYTES = 1 << 20
-"""A plain stripe of so much is handed on piece by piece. Of a smaller one nobody is answered before its end."""
+"""A plain stripe of so much is handed on piece by piece, a compressed one by the thread that decompresses it. Of a smaller one
+nobody is answered before its end."""
 DECODERS_COUNT = 4
 CODES_COUNT = 8
 
@@ -165,8 +167,8 @@ class Warm:
         taken_bytes = 0
         try:
             taken_bytes = await self._working.take(size_bytes)
-            if stripe.is_plain and length == stripe.logical_bytes >= DELIVERED_FROM_BYTES:
-                await self._hand_on(copy, stripe, sink)
+            if length == stripe.logical_bytes >= DELIVERED_FROM_BYTES:
+                await (self._hand_on if stripe.is_plain else self._decode)(copy, stripe, sink)
                 return
             parts = await self._fetch(copy, stripe, offset, length)
             if length < stripe.logical_bytes:
@@ -198,6 +200,25 @@ class Warm:
         if failure is not None:
             raise failure
 
+    async def _decode(self, copy: Copy, stripe: Stripe, sink: Sink) -> None:
+        """All of a compressed stripe into the sink, by the thread that decompresses it."""
+        pieces = await self._enough(copy, stripe)
+        code = self._codes.get(copy.manifest.geometry)
+        place = sink.place(stripe.logical_bytes)
+        try:
+            await self._in_thread(lambda: put(place, [memoryview(decode_stripe(stripe, pieces, code))]))
+        except Damaged:
+            self._pieces.wish(copy)
+            raise
+        sink.landed(stripe.logical_bytes, stripe.digest)
+
+    async def _enough(self, copy: Copy, stripe: Stripe) -> dict[int, Piece]:
+        """The pieces of a stripe that has to be joined."""
+        pieces = await self._pieces.enough(copy, stripe)
+        if any(index not in pieces for index in range(copy.manifest.geometry.data_count)):
+            self._observer.degraded()
+        return pieces
+
     async def _gather(self, copy: Copy, stripe: Stripe, delivery: Delivery) -> None:
         try:
             pieces = await self._pieces.enough(copy, stripe, observe=delivery.offer)
@@ -220,9 +241,7 @@ class Warm:
         try:
             if stripe.is_plain:
                 return await self._fetch_plain(copy, stripe, offset, length)
-            pieces = await self._pieces.enough(copy, stripe)
-            if any(index not in pieces for index in range(copy.manifest.geometry.data_count)):
-                self._observer.degraded()
+            pieces = await self._enough(copy, stripe)
             code = self._codes.get(copy.manifest.geometry)
             data = await self._in_thread(partial(decode_stripe, stripe, pieces, code))
         except Damaged:
@@ -260,7 +279,7 @@ class Warm:
         await self._in_thread(partial(put, place, views))
         sink.landed(length, digest)
 
-    async def _in_thread(self, job: partial[T]) -> T:
+    async def _in_thread(self, job: Callable[[], T]) -> T:
         """Given up when cancelled: the pieces are the thread's own, and a sink that was closed refuses it."""
         return await trio.to_thread.run_sync(job, abandon_on_cancel=True, limiter=self._decoders)
 
