@@ -1,0 +1,6 @@
+"""For all tests: Ctrl-C is not ignored, as it is in a background job of a shell without job control. Programs would inherit that."""
+
+import signal
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
