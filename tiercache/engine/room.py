@@ -56,6 +56,10 @@ class Room:
         ledger = self.ledgers[directory]
         return max(0, blocks(wanted_bytes, ledger.block_bytes) + ledger.used_bytes - ledger.limit_bytes)
 
+    def has_room(self, wanted_bytes: int) -> bool:
+        """Could so much be reserved somewhere without evicting anything?"""
+        return any(not self.lacks_bytes(directory, wanted_bytes) for directory in range(len(self.ledgers)))
+
     @property
     def scarce(self) -> bool:
         """Could a chunk be taken only by evicting something?"""

@@ -30,6 +30,8 @@ from tiercache.errors import NotFound, VersionChanged
 
 AHEAD_COUNT = 16  # fetched ahead at once
 COURSES_COUNT = 256
+CAPACITY_PART = 8
+"""What is fetched ahead takes an eighth of the hot tier at most: in a tiny one it would push out what was fetched before it."""
 
 Answer = Callable[[bool], None]
 """True: the open is the publication's, as `Reader.open` says. False: it has to be made by that."""
@@ -116,11 +118,12 @@ class SmallFiles:
     def _fetch(self, course: Course, directory: Inode, count: int) -> None:
         """The next `count` files, as far as the budget reaches."""
         last, wanted = course.last, []
+        most_bytes = self._holdings.room.capacity_bytes // CAPACITY_PART
         for entry in self._namespace.following(directory, course.last, count):
             if _is_small(entry) and course.takes(entry.name):
                 granted_bytes = self._budget.grant(entry.size_bytes, self._ahead_bytes)
                 self._ahead_bytes += granted_bytes
-                if granted_bytes < entry.size_bytes:
+                if granted_bytes < entry.size_bytes or self._ahead_bytes > most_bytes:
                     self._give_back(granted_bytes)
                     break
                 wanted.append(entry)
@@ -133,8 +136,9 @@ class SmallFiles:
     def _go_on(self) -> None:
         while self._next and self._ahead_count < AHEAD_COUNT:
             entry, is_mark = self._next.popleft()
-            held = self._holdings.acquire_new(entry.ref)
-            if held is None:  # it is hot, or will be
+            has_room = self._holdings.room.has_room(entry.size_bytes)
+            held = self._holdings.acquire_new(entry.ref) if has_room else None
+            if held is None:  # or it is hot, or will be
                 self._give_back(entry.size_bytes)
                 if is_mark and self._next:  # the open of that one may never be seen
                     self._next[0] = self._next[0][0], True
