@@ -1,4 +1,4 @@
-"""For all tests: Ctrl-C is not ignored, as it is in background jobs of a shell without job control: programs would inherit that."""
+"""For all tests: Ctrl-C is not ignored, as it is in background jobs of a shell without job control: programs inherit it."""
 
 import signal
 

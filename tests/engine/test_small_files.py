@@ -15,6 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.engine.engines import KIB, Mounted, content, engine_on, limits, until
 from tests.engine.worlds import names_of
+from tiercache.core.eviction import FRESH_SECONDS
 from tiercache.core.neighbours import FIRST_BATCH, START_COUNT
 from tiercache.core.record import Entry, Inode
 from tiercache.engine.publication import NothingPublished
@@ -243,9 +244,11 @@ async def test_the_budget_of_all_readers_is_kept(tmp_path: Path, cold: MemoryCol
 
 
 async def test_in_a_tiny_hot_tier_nothing_goes_before_it_was_read(tmp_path: Path, cold: MemoryCold) -> None:
-    async with engine_on(tmp_path, cold, capacity_bytes=25 * 8192) as mount:
+    async with engine_on(tmp_path, cold, capacity_bytes=25 * 8192, ttl_seconds=1e9) as mount:
         await list_directory(mount)
-        await read_in_order(mount, NAMES)
+        for name in NAMES:
+            await read_in_order(mount, [name])
+            mount.clock.pass_seconds(FRESH_SECONDS)
         assert mount.counted("tiercache_evictions_total") > COUNT - 30
         assert set(cold.reads.values()) == {1}
         assert mount.counted("tiercache_read_ahead_bytes_total") > 0
