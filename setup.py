@@ -50,7 +50,10 @@ setup(
                 f"tiercache/fuse/{name}.c"
                 for name in (
                     "_kernel",
+                    "mounting",
                     "serving",
+                    "queues",
+                    "placed",
                     "hot_files",
                     "replies",
                     "interrupts",

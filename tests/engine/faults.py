@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tiercache.core.record import ObjectId
-from tiercache.engine import fill, reader
+from tiercache.engine import disks, fill, reader
 from tiercache.tiers import hot, sink
 from tiercache.tiers.hot import HotDirectory, HotFile, HotTier, refusal
 
@@ -91,9 +91,9 @@ class FailingDisk(HotTier):
             return digest(file, offset, length)
 
         monkeypatch.setattr(sink, "_write", failing_write)
+        monkeypatch.setattr(disks, "read", failing_read)
+        monkeypatch.setattr(disks, "read_resident", failing_resident)
         for module in (fill, reader):
-            monkeypatch.setattr(module, "read", failing_read)
-            monkeypatch.setattr(module, "read_resident", failing_resident)
             monkeypatch.setattr(module, "hash_range", failing_hash)
 
 

@@ -2,14 +2,17 @@
  *
  * FAULTY_INIT_MASK: bits (hexadecimal) of FUSE_INIT's flags and flags2 that the kernel does not offer.
  * FAULTY_READS: while this file exists, every pread fails with EIO.
+ * FAULTY_RESIDENT: while this file exists, every preadv2 of the extension gets half of what it asks for, and adds a byte to the file.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { OP_INIT = 26, INIT_BYTES = 104, FLAGS_AT = 40 + 12 };
@@ -46,4 +49,19 @@ ssize_t pread(int fd, void *into, size_t size, off_t offset)
         return -1;
     }
     return real(fd, into, size, offset);
+}
+
+ssize_t preadv2(int fd, const struct iovec *pieces, int count, off_t offset, int flags)
+{
+    static ssize_t (*real)(int, const struct iovec *, int, off_t, int);
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "preadv2");
+    const char *trigger = getenv("FAULTY_RESIDENT");
+    int log = trigger ? open(trigger, O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
+    if (log < 0 || count != 1)
+        return real(fd, pieces, count, offset, flags);
+    ssize_t noted = write(log, "x", 1);
+    close(log);
+    struct iovec half = {pieces[0].iov_base, pieces[0].iov_len / 2};
+    return noted == 1 ? real(fd, &half, 1, offset, flags) : -1;
 }

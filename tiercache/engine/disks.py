@@ -24,6 +24,7 @@ import structlog
 import trio
 
 from tiercache.errors import HotSick
+from tiercache.tiers.hot import HotFile, Placed, place, read, read_resident
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -32,6 +33,15 @@ SICK_SECONDS = 10.0
 DEADLINE_SECONDS = 10.0
 THREADS = 32
 ABANDONED = 32
+PLACED_LEAST_BYTES = 32 << 10
+"""A shorter read is copied sooner than a thread is woken for it."""
+
+
+def find_resident(file: HotFile, offset: int, length: int, *, may_place: bool) -> bytes | Placed | None:
+    """These bytes, or (`may_place`) where they lie, if they are in the page cache. Never waits for a disk. Raises HotSick."""
+    if may_place and length >= PLACED_LEAST_BYTES:
+        return place(file, offset, length)
+    return read_resident(file, offset, length)
 
 
 class Disks:
@@ -55,6 +65,13 @@ class Disks:
         self._hung_until[directory] = self._clock() + SICK_SECONDS
         log.error("hot_directory_hangs", directory=directory, waited_seconds=self.deadline_seconds, retry_seconds=SICK_SECONDS)
         raise HotSick(f"hot directory {directory} did not answer for {self.deadline_seconds:g} s")
+
+    async def read(self, file: HotFile, offset: int, length: int, *, may_place: bool) -> bytes | Placed:
+        """These bytes, or (`may_place`) where they lie. In a thread only what is not in the page cache. Raises HotSick."""
+        found = find_resident(file, offset, length, may_place=may_place)
+        if found is None:
+            found = await self.run(file.directory, read, file, offset, length)
+        return found
 
     async def wait_for(self, directory: int, work: Callable[..., T], *args: object) -> T:
         """Like `run`, however long it takes. One at a time for a directory: the caller sees to that."""

@@ -30,7 +30,7 @@ from tiercache.engine.holdings import Holdings
 from tiercache.engine.source import Source
 from tiercache.errors import HotFull, HotSick, HotTierError, TiercacheError, Unavailable
 from tiercache.tiers.begun import Begun
-from tiercache.tiers.hot import HotFile, hash_range, read, read_resident
+from tiercache.tiers.hot import HotFile, Placed, hash_range
 from tiercache.tiers.sink import FileSink
 from tiercache.tiers.space import Reservation
 from tiercache.tiers.tier import MemorySink, Sink, SinkClosed
@@ -199,8 +199,8 @@ class Filler:
             self._nursery.start_soon(self._run, key, fill, None)
         return fill
 
-    async def read(self, fill: Fill, offset: int, length: int) -> bytes:
-        """Bytes of the fill's chunk, as soon as they have arrived. Raises what the fill failed with.
+    async def read(self, fill: Fill, offset: int, length: int, *, may_place: bool = False) -> bytes | Placed:
+        """Bytes of the fill's chunk, or (`may_place`) where they lie, as soon as they are there. Raises what it failed with.
 
         HotFull or HotSick: they have arrived, but the disk does not give them back.
         """
@@ -209,11 +209,8 @@ class Filler:
             if fill.memory is not None:
                 return b"".join(_cut(fill, offset, length))
             assert fill.file is not None
-            data = read_resident(fill.file, offset, length)
-            if data is not None:
-                return data
             try:
-                return await self._holdings.disks.run(fill.file.directory, read, fill.file, offset, length)
+                return await self._holdings.disks.read(fill.file, offset, length, may_place=may_place)
             except HotTierError:
                 if fill.memory is None:
                     raise

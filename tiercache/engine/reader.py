@@ -31,6 +31,7 @@ from tiercache.core.admission import Admit, Miss, Touches, admit, pass_extent, p
 from tiercache.core.chunk import chunks_of
 from tiercache.core.prefetch import Budget, Run, Streams, plan
 from tiercache.core.record import Entry, Inode, ObjectId, ObjectRef
+from tiercache.engine.disks import find_resident
 from tiercache.engine.fill import Fill, Filler
 from tiercache.engine.held import Held
 from tiercache.engine.holdings import Holdings
@@ -39,7 +40,7 @@ from tiercache.engine.publication import Publication
 from tiercache.engine.small_files import Answer, SmallFiles
 from tiercache.engine.source import Source
 from tiercache.errors import HotFull, HotSick, HotTierError, NotFound, TiercacheError, Unavailable, VersionChanged
-from tiercache.tiers.hot import hash_range, read, read_resident
+from tiercache.tiers.hot import Placed, hash_range
 from tiercache.tiers.tier import MemorySink
 
 log = structlog.get_logger()
@@ -245,6 +246,15 @@ class Reader:
 
     async def read(self, inode: Inode, offset: int, length: int) -> bytes:
         """The bytes of the inode's version; short only at the end of the file. Raises TierError."""
+        data = await self._find(inode, offset, length, may_place=False)
+        assert isinstance(data, bytes)
+        return data
+
+    async def find(self, inode: Inode, offset: int, length: int) -> bytes | Placed:
+        """Like `read`, but bytes that lie in a hot file may be left there, to be read before the caller waits for anything."""
+        return await self._find(inode, offset, length, may_place=True)
+
+    async def _find(self, inode: Inode, offset: int, length: int, *, may_place: bool) -> bytes | Placed:
         began = time.perf_counter()
         file = self._opened.get(inode) or await self._stranger(inode)
         size = file.entry.size_bytes
@@ -252,14 +262,14 @@ class Reader:
             return b""
         length = min(length, size - offset)
         held = file.held
-        data = self._resident(held, offset, length) if held.complete and not held.unverified else None
+        data = self._resident(held, offset, length, may_place) if held.complete and not held.unverified else None
         if data is not None:
             tier = held.origin(offset // held.chunk_bytes)
         else:
             self._refuse_in_vain(held, began, chunks_of(offset, length, held.chunk_bytes))
             run = file.streams.observe(offset, length)
             try:
-                data, tier = await self._assemble(held, run, offset, length)
+                data, tier = await self._assemble(held, run, offset, length, may_place)
             except (VersionChanged, NotFound) as error:
                 await self._notice_change(file.entry)
                 raise VersionChanged(str(error)) from error
@@ -306,29 +316,37 @@ class Reader:
         if now < until and self._source(held.ref.dataset).in_trouble and not all(held.has(chunk) for chunk in chunks):
             raise Unavailable(message)
 
-    def _resident(self, held: Held, offset: int, length: int) -> bytes | None:
+    def _resident(self, held: Held, offset: int, length: int, may_place: bool) -> bytes | Placed | None:
         try:
-            return read_resident(held.file, offset, length) if held.file is not None else None
+            return find_resident(held.file, offset, length, may_place=may_place) if held.file is not None else None
         except HotSick:
             return None  # the longer way deals with it
 
-    async def _assemble(self, held: Held, run: Run, offset: int, length: int) -> tuple[bytes, str]:
+    async def _assemble(self, held: Held, run: Run, offset: int, length: int, may_place: bool) -> tuple[bytes | Placed, str]:
+        chunks = chunks_of(offset, length, held.chunk_bytes)
+        if len(chunks) == 1:
+            return await self._piece(held, run, chunks[0], offset, length, may_place)
         pieces, slowest = [], "hot"
-        for chunk in chunks_of(offset, length, held.chunk_bytes):
+        for chunk in chunks:
             begin, size = held.span(chunk)
             low, high = max(offset, begin), min(offset + length, begin + size)
-            piece, tier = await self._piece(held, run, chunk, low, high - low)
+            piece, tier = await self._piece(held, run, chunk, low, high - low, may_place=False)
+            assert isinstance(piece, bytes)
             pieces.append(piece)
             slowest = tier if tier != "hot" else slowest
-        return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), slowest
+        return b"".join(pieces), slowest
 
-    async def _piece(self, held: Held, run: Run, chunk: int, offset: int, length: int) -> tuple[bytes, str]:
+    async def _piece(
+        self, held: Held, run: Run, chunk: int, offset: int, length: int, may_place: bool
+    ) -> tuple[bytes | Placed, str]:
         while True:
             if held.has(chunk):
                 try:
                     if chunk in held.unverified and not await self._verify(held, chunk):
                         continue
-                    return await self._from_hot(held, offset, length), held.origin(chunk)
+                    assert held.file is not None
+                    data = await self._holdings.disks.read(held.file, offset, length, may_place=may_place)
+                    return data, held.origin(chunk)
                 except (HotFull, HotSick):
                     return await self._past(held, offset, length, "sick")
             fill = self._filler.running(held.ref.object_id, chunk)
@@ -341,7 +359,7 @@ class Reader:
                 fill = self._filler.start(held, chunk, offset)
                 self._consider_promotion(held, run)
             try:
-                return await self._filler.read(fill, offset, length), fill.tier
+                return await self._filler.read(fill, offset, length, may_place=may_place), fill.tier
             except (HotFull, HotSick):
                 return await self._past(held, offset, length, "sick")
 
@@ -359,14 +377,6 @@ class Reader:
             scarce=self._holdings.room.scarce,
             past=self._touches.recall(held.ref.object_id, chunk, self._clock()),
         )
-
-    async def _from_hot(self, held: Held, offset: int, length: int) -> bytes:
-        file = held.file
-        assert file is not None
-        data = read_resident(file, offset, length)
-        if data is None:
-            data = await self._holdings.disks.run(file.directory, read, file, offset, length)
-        return data
 
     async def _past(
         self, held: Held, offset: int, length: int, reason: str, extent: tuple[int, int] | None = None

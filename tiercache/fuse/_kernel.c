@@ -1,101 +1,13 @@
-/* The Python face of the native side, and the way in between pyfuse3 and libfuse.
- *
- * Interposition: this module is loaded before pyfuse3 and with RTLD_GLOBAL, so that pyfuse3's `fuse_session_mount` is the one below.
- * It calls libfuse's, then gives the session our input and output (fuse_session_custom_io, libfuse 3.14 and later): requests
- * are read by the threads of serving.c, and pyfuse3 gets from its "fuse descriptor", an eventfd, only those that they leave over.
- * Where libfuse is older everything stays as pyfuse3 alone would have it, and `mounted()` says False.
- */
+/* The Python face of the native side. */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#define FUSE_USE_VERSION 34
-#include <dlfcn.h>
-#include <fuse_lowlevel.h>
-
+#include "mounting.h"
 #include "requests.h"
 #include "serving.h"
 
-enum { OPENS_MOST = 64 }; /* taken at once */
-
-static bool is_mounted;
-
-/* -- between pyfuse3 and libfuse ------------------------------------------------------------------------------------- */
-
-/* libfuse's struct fuse_custom_io, with the member that 3.17 added. */
-struct custom_io {
-    ssize_t (*writev)(int, struct iovec *, int, void *);
-    ssize_t (*read)(int, void *, size_t, void *);
-    void *splice_receive, *splice_send, *clone_fd;
-};
-
-static ssize_t give_request(int fd, void *into, size_t size, void *userdata)
-{
-    return serving_receive(into, size);
-}
-
-static ssize_t take_reply(int fd, struct iovec *pieces, int count, void *userdata)
-{
-    return serving_reply(pieces, count);
-}
-
-static void *libfuse(void)
-{
-    void *library = dlopen("libfuse3.so.4", RTLD_LAZY | RTLD_NOLOAD);
-    return library ? library : dlopen("libfuse3.so.3", RTLD_LAZY | RTLD_NOLOAD);
-}
-
-static bool set_io(void *library, struct fuse_session *session, int fd)
-{
-    static const struct custom_io io = {.writev = take_reply, .read = give_request};
-    int (*with_size)(struct fuse_session *, const struct custom_io *, size_t, int);
-    int (*without)(struct fuse_session *, const struct custom_io *, int);
-
-    *(void **)&with_size = dlsym(library, "fuse_session_custom_io_317");
-    if (with_size)
-        return with_size(session, &io, sizeof io, fd) == 0;
-    *(void **)&without = dlsym(library, "fuse_session_custom_io");
-    return without && without(session, &io, fd) == 0;
-}
-
-/* Has libfuse (and pyfuse3) process the INIT request of the predecessor. */
-static bool repeat_init(void *library, struct fuse_session *session)
-{
-    void (*process)(struct fuse_session *, const struct fuse_buf *);
-    struct fuse_buf buffer = {.fd = -1};
-    const void *request = serving_init_request(&buffer.size);
-
-    if (buffer.size == 0)
-        return true;
-    *(void **)&process = dlsym(library, "fuse_session_process_buf");
-    buffer.mem = (void *)request;
-    if (process)
-        process(session, &buffer);
-    return serving_agrees();
-}
-
-__attribute__((visibility("default"))) int fuse_session_mount(struct fuse_session *session, const char *mountpoint)
-{
-    int (*mount)(struct fuse_session *, const char *);
-    int (*descriptor)(struct fuse_session *);
-    void *library = libfuse();
-
-    if (!library)
-        return -1;
-    *(void **)&mount = dlsym(library, "fuse_session_mount");
-    *(void **)&descriptor = dlsym(library, "fuse_session_fd");
-    if (!mount || !descriptor || mount(session, mountpoint) != 0)
-        return -1;
-    if (!serving_is_prepared() || !dlsym(library, "fuse_session_custom_io"))
-        return 0;
-    int fd = serving_begin(descriptor(session));
-    if (fd < 0 || !set_io(library, session, fd) || !repeat_init(library, session) || !serving_start())
-        return -1;
-    is_mounted = true;
-    return 0;
-}
-
-/* -- for Python --------------------------------------------------------------------------------------------------------- */
+enum { TAKEN_MOST = 64 }; /* at once */
 
 static PyObject *prepare(PyObject *self, PyObject *args)
 {
@@ -127,7 +39,7 @@ static PyObject *prepare(PyObject *self, PyObject *args)
 
 static PyObject *mounted(PyObject *self, PyObject *unused)
 {
-    return PyBool_FromLong(is_mounted);
+    return PyBool_FromLong(mounting_is_done());
 }
 
 static PyObject *agrees(PyObject *self, PyObject *unused)
@@ -243,7 +155,7 @@ static PyObject *hand_over(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "Ky*", &inode, &blob))
         return NULL;
     struct table *table = serving_lock();
-    struct slot *slot = is_mounted && table ? table_slot(table, inode) : NULL;
+    struct slot *slot = mounting_is_done() && table ? table_slot(table, inode) : NULL;
     if (slot) {
         table_describe(table, slot, blob.buf, (size_t)blob.len);
         is_native = slot->is_published || table_mode(table, slot) == MODE_PASSTHROUGH;
@@ -257,20 +169,51 @@ static PyObject *hand_over(PyObject *self, PyObject *args)
 
 static PyObject *opens_fd(PyObject *self, PyObject *unused)
 {
-    return PyLong_FromLong(serving_opens_fd());
+    return PyLong_FromLong(serving_queue_fd(OPENS));
+}
+
+static PyObject *reads_fd(PyObject *self, PyObject *unused)
+{
+    return PyLong_FromLong(serving_queue_fd(READS));
+}
+
+static size_t at_most(PyObject *limit)
+{
+    long most = PyLong_AsLong(limit);
+    return most < 0 ? 0 : most < TAKEN_MOST ? (size_t)most : TAKEN_MOST;
 }
 
 static PyObject *take_opens(PyObject *self, PyObject *limit)
 {
-    struct open_request taken[OPENS_MOST];
-    long most = PyLong_AsLong(limit);
+    struct open_request taken[TAKEN_MOST];
+    size_t most = at_most(limit);
 
-    if (most == -1 && PyErr_Occurred())
+    if (PyErr_Occurred())
         return NULL;
-    size_t count = serving_take_opens(taken, most < 0 ? 0 : most < OPENS_MOST ? (size_t)most : OPENS_MOST);
+    size_t count = serving_take_opens(taken, most);
     PyObject *found = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; found && i < count; i++) {
         PyObject *item = Py_BuildValue("(KKI)", (unsigned long long)taken[i].unique, (unsigned long long)taken[i].inode, taken[i].flags);
+        if (item)
+            PyList_SET_ITEM(found, (Py_ssize_t)i, item);
+        else
+            Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyObject *take_reads(PyObject *self, PyObject *limit)
+{
+    struct read_request taken[TAKEN_MOST];
+    size_t most = at_most(limit);
+
+    if (PyErr_Occurred())
+        return NULL;
+    size_t count = serving_take_reads(taken, most);
+    PyObject *found = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; found && i < count; i++) {
+        PyObject *item = Py_BuildValue("(KKKI)", (unsigned long long)taken[i].unique, (unsigned long long)taken[i].inode,
+                                       (unsigned long long)taken[i].offset, taken[i].size);
         if (item)
             PyList_SET_ITEM(found, (Py_ssize_t)i, item);
         else
@@ -287,6 +230,34 @@ static PyObject *answer_open(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "KiK", &unique, &error, &fh))
         return NULL;
     serving_answer_open(unique, error, fh);
+    Py_RETURN_NONE;
+}
+
+static PyObject *answer_read(PyObject *self, PyObject *args)
+{
+    unsigned long long unique;
+    Py_buffer bytes;
+    int error;
+
+    if (!PyArg_ParseTuple(args, "Kiy*", &unique, &error, &bytes))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    serving_answer_read(unique, error, bytes.buf, (size_t)bytes.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&bytes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *answer_read_from(PyObject *self, PyObject *args)
+{
+    unsigned long long unique, inode, offset;
+    unsigned int size;
+    int fd;
+
+    if (!PyArg_ParseTuple(args, "KKiKI", &unique, &inode, &fd, &offset, &size))
+        return NULL;
+    struct read_request request = {unique, inode, offset, size};
+    serving_answer_read_from(&request, fd);
     Py_RETURN_NONE;
 }
 
@@ -421,6 +392,10 @@ static PyMethodDef methods[] = {
     {"opens_fd", opens_fd, METH_NOARGS, NULL},
     {"take_opens", take_opens, METH_O, NULL},
     {"answer_open", answer_open, METH_VARARGS, NULL},
+    {"reads_fd", reads_fd, METH_NOARGS, NULL},
+    {"take_reads", take_reads, METH_O, NULL},
+    {"answer_read", answer_read, METH_VARARGS, NULL},
+    {"answer_read_from", answer_read_from, METH_VARARGS, NULL},
     {"forget_name", forget_name, METH_VARARGS, NULL},
     {"harvest", harvest, METH_O, NULL},
     {"opened", opened, METH_NOARGS, NULL},

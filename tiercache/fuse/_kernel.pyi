@@ -50,6 +50,19 @@ def take_opens(limit: int, /) -> list[tuple[int, int, int]]:
 def answer_open(unique: int, errno: int, handle: int, /) -> None:
     """`handle` counts where `errno` is 0."""
 
+def reads_fd() -> int:
+    """The same for READs."""
+
+def take_reads(limit: int, /) -> list[tuple[int, int, int, int]]:
+    """READs to be answered: number of the request, inode, offset, size. At most `limit`, and a bounded number."""
+
+def answer_read(unique: int, errno: int, data: bytes, /) -> None:
+    """`data` is empty where `errno` is not 0."""
+
+def answer_read_from(unique: int, inode: int, fd: int, offset: int, size: int, /) -> None:
+    """The answer is what lies there in the file, no byte of it beyond its end: a thread reads it. What is not in the page cache
+    goes to pyfuse3 after all. `fd` is needed until this returns."""
+
 def forget_name(parent: int, name: bytes, /) -> None:
     """Python is asked for the name again, however long its last answer was to be believed."""
 

@@ -7,7 +7,7 @@ Three paths, best first; each says why it is not the one before it:
 * *plain, native*: threads of the extension answer opens and reads of hot files without Python (libfuse 3.14);
 * *plain, Python*: every request goes through the event loop.
 
-`import tiercache.fuse.native` must come before any import of pyfuse3: the extension stands between the two (`_kernel.c`).
+`import tiercache.fuse.native` must come before any import of pyfuse3: the extension stands between the two (`mounting.c`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tiercache.engine.publication import StillOpen, Use
 from tiercache.errors import SetupError
 from tiercache.fuse.mountpoint import has_sys_admin
 from tiercache.index.records import Codec
+from tiercache.tiers.hot import Placed
 
 Wanted = Literal["auto", "plain", "python"]
 
@@ -62,6 +63,10 @@ class Connection(NamedTuple):
 
 OpenRequest = tuple[int, int, int]
 """Number of the request, inode, flags."""
+
+
+ReadRequest = tuple[int, int, int, int]
+"""Number of the request, inode, offset, size."""
 
 
 class Path(NamedTuple):
@@ -166,7 +171,7 @@ class Native:
         counted: dict[str, int] = self._kernel.counts()
         return counted
 
-    # -- opens that need Python
+    # -- opens and reads that need Python
 
     def opens_fd(self) -> int:
         """Readable while `take_opens` has something. From the first call on pyfuse3 sees no OPEN any more."""
@@ -178,6 +183,20 @@ class Native:
 
     def answer_open(self, unique: int, number: int, handle: int) -> None:
         self._kernel.answer_open(unique, number, handle)
+
+    def reads_fd(self) -> int:
+        return int(self._kernel.reads_fd())
+
+    def take_reads(self, limit: int) -> list[ReadRequest]:
+        taken: list[ReadRequest] = self._kernel.take_reads(limit)
+        return taken
+
+    def answer_read(self, unique: int, number: int, data: bytes) -> None:
+        self._kernel.answer_read(unique, number, data)
+
+    def answer_read_from(self, unique: int, inode: Inode, placed: Placed) -> None:
+        """A thread reads them, from a descriptor of its own: `placed` is not needed any more."""
+        self._kernel.answer_read_from(unique, inode, placed.file.fd, placed.offset, placed.length)
 
     # -- publication
 

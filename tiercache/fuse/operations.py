@@ -25,6 +25,7 @@ from tiercache.engine.reader import Reader
 from tiercache.errors import NotFound, TiercacheError, VersionChanged
 from tiercache.fuse.errnos import errno_of
 from tiercache.fuse.native import NATIVE_HANDLE  # before pyfuse3: see there
+from tiercache.tiers.hot import Placed
 
 import pyfuse3  # isort: skip
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData  # isort: skip
@@ -252,6 +253,10 @@ class Operations(pyfuse3.Operations):
     @operation("read")
     async def read(self, fh: int, off: int, size: int) -> bytes:
         return await self._reader.read(Inode(fh & ~NATIVE_HANDLE), off, size)
+
+    @operation("read")
+    async def find(self, inode: int, offset: int, size: int) -> bytes | Placed:
+        return await self._reader.find(Inode(inode), offset, size)
 
     async def flush(self, fh: int) -> None:
         """Nothing was written. ENOSYS makes the kernel never ask again, which saves a request for every close."""

@@ -1,5 +1,6 @@
-/* What the parts of the native side share: serving.c (set-up, queue, threads), hot_files.c (what needs no Python), replies.c (what
- * Python says) and interrupts.c. All of this is hidden from other modules of the process.
+/* What the parts of the native side share: serving.c (set-up, threads), queues.c (what waits for Python), hot_files.c (what needs no
+ * Python), placed.c (what Python only finds), replies.c (what it says) and interrupts.c. All of this is hidden from other modules of
+ * the process.
  */
 #ifndef TIERCACHE_PARTS_H
 #define TIERCACHE_PARTS_H
@@ -43,8 +44,26 @@ uint32_t now_seconds(void);
 struct timespec moment_in(long milliseconds);
 /* Answers the kernel. */
 bool reply(uint64_t unique, int error, const void *body, size_t count);
+
+/* queues.c. A message belongs to the queue that it is in. */
+struct message {
+    struct message *next;
+    size_t count;
+    uint8_t bytes[];
+};
+bool queues_open(void);
+void queues_close(void);
+/* Unmounted: libfuse is told. */
+void queues_end(void);
+struct message *copy_of(const void *bytes, size_t count); /* NULL: no memory */
+/* Both under the lock. */
+enum way way_of(const struct request *request);
+void enqueue(enum way way, struct message *message);
 /* Tells Python of a release that the kernel was answered, or never asked for. Under the lock. */
 void tell_release(uint32_t opcode, uint64_t nodeid, uint64_t fh);
+
+/* placed.c. When `is_stopping` is set and nobody hands over reads any more. */
+void stop_reading(void);
 
 /* hot_files.c. False: Python has to answer. */
 bool answer_open(const struct request *request, uint32_t journal);

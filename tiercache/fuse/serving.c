@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -19,12 +18,6 @@ enum {
     BUFFER_BYTES = (1 << 20) + 65536, /* the largest write that a kernel may announce, with its header */
     NOTIFY_RESEND = 7,
     NAMES_MOST = 131072, /* some 200 bytes each */
-};
-
-struct message {
-    struct message *next;
-    size_t count;
-    uint8_t bytes[];
 };
 
 struct counters counters;
@@ -42,17 +35,8 @@ uint64_t init_unique, offered, agreed;
 _Atomic uint64_t handled[MAX_THREADS];
 uint64_t broken_in_on[MAX_THREADS];
 
-/* Requests that wait for Python, oldest first. `event_fd` is readable while there are any. */
-struct queue {
-    struct message *first, **last;
-    int event_fd;
-};
-
-static bool is_prepared, has_ended, takes_opens;
+static bool is_prepared;
 static int started_count;
-static struct queue requests = {.last = &requests.first, .event_fd = -1}; /* libfuse's */
-static struct queue opens = {.last = &opens.first, .event_fd = -1};       /* see serving_take_opens */
-static uint64_t synthetic_count;
 static pthread_t threads[MAX_THREADS + 1];
 
 uint64_t now_ns(void)
@@ -86,17 +70,13 @@ bool serving_prepare(const struct settings *wanted, int old_fuse_fd, int old_tab
     if (is_prepared) { /* a takeover came to nothing: what follows is a fresh mount */
         close(fuse_fd);
         close(table_fd);
-        if (requests.event_fd >= 0)
-            close(requests.event_fd);
-        if (opens.event_fd >= 0)
-            close(opens.event_fd);
-        requests.event_fd = opens.event_fd = -1;
+        queues_close();
         table_free(table);
         table = NULL;
         munmap(memory, sizeof *memory);
         inflight_free(&inflight);
         names_free(&names);
-        is_prepared = has_ended = agrees = is_stopping = takes_opens = false;
+        is_prepared = agrees = is_stopping = false;
     }
     is_takeover = old_table_fd >= 0;
     table_fd = is_takeover ? old_table_fd : memfd_create("tiercache-open-table", MFD_CLOEXEC);
@@ -143,8 +123,7 @@ static void note_init(const struct request *request)
 int serving_begin(int mounted_fd)
 {
     fuse_fd = mounted_fd;
-    requests.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    opens.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    bool has_queues = queues_open();
     if (is_takeover) {
         struct request request;
         if (!request_parse(memory->init_request, memory->init_request_bytes, &request)) {
@@ -153,7 +132,7 @@ int serving_begin(int mounted_fd)
         }
         note_init(&request);
     }
-    return opens.event_fd < 0 ? -1 : requests.event_fd;
+    return has_queues ? serving_queue_fd(TO_LIBFUSE) : -1;
 }
 
 const void *serving_init_request(size_t *count)
@@ -188,117 +167,6 @@ void serving_set_passthrough(bool enabled)
     pthread_mutex_lock(&lock);
     passthrough = enabled;
     pthread_mutex_unlock(&lock);
-}
-
-/* -- what Python is to see --------------------------------------------------------------------------------------------- */
-
-/* Under the lock. */
-static void wake(struct queue *queue)
-{
-    uint64_t one = 1;
-    if (write(queue->event_fd, &one, sizeof one) < 0)
-        return; /* its counter is full: readable already */
-}
-
-/* Under the lock. */
-static void enqueue(struct queue *queue, struct message *message)
-{
-    bool was_empty = !queue->first;
-    message->next = NULL;
-    *queue->last = message;
-    queue->last = &message->next;
-    if (was_empty)
-        wake(queue);
-}
-
-/* Under the lock. The oldest; NULL: none. */
-static struct message *dequeue(struct queue *queue)
-{
-    struct message *message = queue->first;
-    uint64_t count;
-
-    if (message) {
-        queue->first = message->next;
-        if (!queue->first)
-            queue->last = &queue->first;
-    }
-    if (!queue->first && !has_ended && read(queue->event_fd, &count, sizeof count) < 0 && !message) {
-        /* woken for what another task took */
-    }
-    return message;
-}
-
-static struct message *copy_of(const void *bytes, size_t count)
-{
-    struct message *message = malloc(sizeof *message + count);
-    if (message) {
-        message->count = count;
-        memcpy(message->bytes, bytes, count);
-    }
-    return message;
-}
-
-void tell_release(uint32_t opcode, uint64_t nodeid, uint64_t fh)
-{
-    struct {
-        struct in_header head;
-        struct release_in release;
-    } request = {
-        .head = {.len = sizeof request, .opcode = opcode, .unique = SYNTHETIC | synthetic_count++ << 1, .nodeid = nodeid},
-        .release = {.fh = fh},
-    };
-    struct message *message = copy_of(&request, sizeof request);
-    if (message)
-        enqueue(&requests, message);
-}
-
-ssize_t serving_receive(void *into, size_t size)
-{
-    pthread_mutex_lock(&lock);
-    struct message *message = dequeue(&requests);
-    pthread_mutex_unlock(&lock);
-    if (!message) {
-        errno = has_ended ? ENODEV : EINTR; /* what libfuse and pyfuse3 take for "unmounted" and for "try again" */
-        return -1;
-    }
-    size_t count = message->count < size ? message->count : size;
-    memcpy(into, message->bytes, count);
-    free(message);
-    return (ssize_t)count;
-}
-
-int serving_opens_fd(void)
-{
-    pthread_mutex_lock(&lock);
-    takes_opens = true;
-    pthread_mutex_unlock(&lock);
-    return opens.event_fd;
-}
-
-size_t serving_take_opens(struct open_request *into, size_t most)
-{
-    size_t count = 0;
-    struct message *message;
-
-    pthread_mutex_lock(&lock);
-    while (count < most && (message = dequeue(&opens))) {
-        struct request request;
-        struct open_in wanted = {0};
-        if (request_parse(message->bytes, message->count, &request) && request_body(&request, &wanted, sizeof wanted))
-            into[count++] = (struct open_request){request.head.unique, request.head.nodeid, wanted.flags};
-        free(message);
-    }
-    pthread_mutex_unlock(&lock);
-    return count;
-}
-
-void serving_answer_open(uint64_t unique, int error, uint64_t fh)
-{
-    struct open_out answer = {.fh = fh, .open_flags = FOPEN_KEEP_CACHE};
-    size_t body_bytes = error ? 0 : sizeof answer;
-    struct out_header head = {.len = (uint32_t)(sizeof head + body_bytes), .error = -error, .unique = unique};
-    struct iovec pieces[] = {{&head, sizeof head}, {&answer, body_bytes}};
-    serving_reply(pieces, error ? 1 : 2);
 }
 
 /* -- replies ----------------------------------------------------------------------------------------------------------- */
@@ -338,11 +206,8 @@ static void forward(const struct request *request, const void *bytes, size_t cou
     for (int i = 0; i < settings.thread_count; i++)
         waiting.is_interrupted |= broken_in_on[i] == head->unique && is_interruptible(head->opcode);
     bool is_noted = inflight_add(&inflight, waiting);
-    if (is_noted) {
-        struct open_in wanted;
-        bool is_open = takes_opens && head->opcode == OP_OPEN && request_body(request, &wanted, sizeof wanted);
-        enqueue(is_open ? &opens : &requests, message);
-    }
+    if (is_noted)
+        enqueue(way_of(request), message);
     counters.forwarded++;
     pthread_mutex_unlock(&lock);
     if (!is_noted) {
@@ -390,14 +255,6 @@ static void take(uint8_t *bytes, size_t count, uint32_t journal, uint8_t *buffer
     handled[journal] = 0;
 }
 
-static void end(void)
-{
-    pthread_mutex_lock(&lock);
-    has_ended = true;
-    wake(&requests);
-    pthread_mutex_unlock(&lock);
-}
-
 static void *serve(void *number)
 {
     uint32_t journal = (uint32_t)(uintptr_t)number;
@@ -408,7 +265,7 @@ static void *serve(void *number)
         if (count >= 0)
             take(bytes, (size_t)count, journal, buffer);
         else if (errno != EINTR && errno != EAGAIN && errno != ENOENT) { /* ENODEV: unmounted */
-            end();
+            queues_end();
             break;
         }
     }
@@ -466,6 +323,7 @@ void serving_stop(void)
                 break;
         }
     started_count = 0;
+    stop_reading();
 }
 
 void serving_close(void)

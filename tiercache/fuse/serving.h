@@ -45,16 +45,27 @@ void serving_close(void);
 ssize_t serving_receive(void *into, size_t size);
 ssize_t serving_reply(struct iovec *pieces, int count);
 
-/* OPENs, which Python takes in batches and answers itself: by way of libfuse and pyfuse3 each would take a pass of its event loop.
- * From the first call of serving_opens_fd on, libfuse gets no more of them. The descriptor is readable while there are any. */
+/* How requests come to Python. OPENs and READs it can take in batches and answer itself: by way of libfuse and pyfuse3 each would take
+ * a pass of its event loop. From the first call of serving_queue_fd for them on, libfuse gets no more of them. The descriptor is
+ * readable while there are any. */
+enum way { TO_LIBFUSE, OPENS, READS, WAYS };
 struct open_request {
     uint64_t unique, inode;
     uint32_t flags;
 };
-int serving_opens_fd(void);
+struct read_request {
+    uint64_t unique, inode, offset;
+    uint32_t size;
+};
+int serving_queue_fd(enum way way);
 size_t serving_take_opens(struct open_request *into, size_t most);
+size_t serving_take_reads(struct read_request *into, size_t most);
 /* `fh` as FileInfo has it; it counts where `error` is 0. */
 void serving_answer_open(uint64_t unique, int error, uint64_t fh);
+void serving_answer_read(uint64_t unique, int error, const void *bytes, size_t count);
+/* The answer is what lies there in the file; `size` not beyond its end. If it is not in the page cache, or anything else fails, the
+ * request goes to libfuse. `fd` is only needed until this returns. */
+void serving_answer_read_from(const struct read_request *request, int fd);
 
 int serving_fuse_fd(void);
 int serving_table_fd(void);

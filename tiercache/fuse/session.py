@@ -15,8 +15,8 @@ import trio
 
 from tiercache.core.record import Inode
 from tiercache.errors import SetupError
+from tiercache.fuse.bypass import Bypass
 from tiercache.fuse.native import Connection, Native, Path  # before pyfuse3: see there
-from tiercache.fuse.opens import Opens
 from tiercache.fuse.operations import Operations
 from tiercache.mountinfo import visible_at
 
@@ -101,7 +101,9 @@ class Session:
         try:
             async with trio.open_nursery() as nursery:
                 if self._native is not None and self._native.is_mounted:
-                    nursery.start_soon(Opens(self._native, self._operations, nursery).serve)
+                    bypass = Bypass(self._native, self._operations, nursery)
+                    nursery.start_soon(bypass.serve_opens)
+                    nursery.start_soon(bypass.serve_reads)
                 await pyfuse3.main(min_tasks=MIN_TASKS, max_tasks=MAX_TASKS)
                 nursery.cancel_scope.cancel()
         finally:

@@ -342,6 +342,28 @@ def read_resident(file: HotFile, offset: int, length: int) -> bytes | None:
     return bytes(memory) if got_bytes == length else None
 
 
+class Placed:
+    """Bytes that lie in a hot file and are in the page cache, in place of the bytes. `len` as of the bytes."""
+
+    __slots__ = ("file", "length", "offset")
+
+    def __init__(self, file: HotFile, offset: int, length: int) -> None:
+        self.file = file
+        self.offset = offset
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def place(file: HotFile, offset: int, length: int) -> Placed | None:
+    """Like `read_resident`, without reading them: their first and last byte are looked at. Raises HotSick."""
+    for at in (offset, offset + length - 1):
+        if read_resident(file, at, 1) is None:
+            return None
+    return Placed(file, offset, length)
+
+
 def hash_range(file: HotFile, offset: int, length: int) -> int:
     """xxh3-64 of these bytes of the file; blocks, without the GIL. Raises HotSick, also when the file ends before them."""
     return _hash(file, offset, length, memoryview(bytearray(min(PIECE_BYTES, max(length, 1)))))
