@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.engines import CHUNK_BYTES, KIB, MIB, content, engine_on, limits, until
 from tests.engine.faults import broken, failing_disk
 from tiercache.core.record import Inode
+from tiercache.engine.disks import PLACED_LEAST_BYTES
 from tiercache.errors import Archived, NotFound, Unavailable, VersionChanged
 from tiercache.tiers.faulty import Fault, Faulty, Script
+from tiercache.tiers.hot import Placed
 from tiercache.tiers.memory import MemoryCold
 
 SIZE_BYTES = 3 * MIB
@@ -233,6 +236,20 @@ async def test_case_10_a_partly_hot_file_serves_what_it_has(tmp_path: Path, cold
             assert await mount.read(inode, 0, CHUNK_BYTES) == OLD[:CHUNK_BYTES]
             with pytest.raises(Unavailable):
                 await mount.read(inode, CHUNK_BYTES, 1)
+
+
+async def test_bytes_that_lie_in_one_hot_file_may_be_left_there(tmp_path: Path, cold: MemoryCold) -> None:
+    async with engine_on(tmp_path, cold, numbers=ONLY) as mount, mount.opened("big") as inode:
+        find = mount.engine.reader.find
+        for _ in range(2):  # while the chunk is fetched, and when it is there
+            found = await find(inode, 100, PLACED_LEAST_BYTES)
+            assert isinstance(found, Placed)
+            assert (found.offset, len(found)) == (100, PLACED_LEAST_BYTES)
+            assert os.pread(found.file.fd, len(found), found.offset) == OLD[100 : 100 + PLACED_LEAST_BYTES]
+            await mount.settled()
+        assert await find(inode, 100, 4096) == OLD[100:4196]
+        begin = CHUNK_BYTES - PLACED_LEAST_BYTES
+        assert await find(inode, begin, 2 * PLACED_LEAST_BYTES) == OLD[begin : begin + 2 * PLACED_LEAST_BYTES]
 
 
 async def test_case_09_a_disk_that_fails_reads_costs_the_reader_a_detour(
