@@ -291,7 +291,7 @@ class Daemon:
 
     async def _begin(self, engine: Engine, session: Session) -> None:
         """What needs a mount; then the background work."""
-        await trio.to_thread.run_sync(os.statvfs, self._point)
+        await trio.to_thread.run_sync(os.statvfs, self._point, abandon_on_cancel=True)  # else a session that fails is waited for
         mount = await trio.to_thread.run_sync(mount_at, self._point)
         self._connection_number = 0 if mount is None else mount.connection_number
         self._kept = keepsake(session, self._point)
