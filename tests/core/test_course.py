@@ -40,10 +40,9 @@ class Directory:
         if count := self.course.opened(name, self.following):
             batch = [each for each in self.names if each > self.course.last][:count]
             wanted = [each for each in batch if self.course.takes(each)]
-            mark = wanted[len(wanted) // 2] if wanted else b""
+            marks = self.course.fetching(batch[-1] if batch else self.course.last, wanted)
             self.fetched += wanted
-            self._unseen |= {*wanted} - {mark}
-            self.course.fetching(batch[-1] if batch else self.course.last, mark)
+            self._unseen |= {*wanted} - marks
 
 
 def numbered(count: int, form: str = "{:06}.bin") -> list[str]:
@@ -75,7 +74,7 @@ def test_what_is_fetched_for_nothing_is_bounded_by_what_was_read() -> None:
         for name in directory.names[:stops_at]:
             directory.open(name)
         unread_count = len([name for name in directory.fetched if name > directory.names[stops_at - 1]])
-        assert unread_count <= max(FIRST_BATCH, 3 * stops_at)
+        assert unread_count <= max(FIRST_BATCH, 4 * stops_at)
         assert unread_count <= LARGEST_BATCH + LARGEST_BATCH // 2
         if stops_at <= START_COUNT:
             assert unread_count == 0
@@ -88,6 +87,36 @@ def test_random_opens_in_a_large_directory_fetch_next_to_nothing() -> None:
         directory.open(rng.choice(directory.names))
     assert len(directory.fetched) <= 2 * FIRST_BATCH
     assert directory.looked_count < 2 * 5000 * (MOST_MISSES + 1) / IGNORED_COUNT  # and do not cost a look each
+
+
+@pytest.mark.parametrize(("step", "readers_count"), [(30, 1), (10, 1), (10, 4), (3, 1), (3, 4)])
+def test_who_reads_only_some_files_in_order_gets_next_to_nothing_else(step: int, readers_count: int) -> None:
+    rng = random.Random(6)
+    directory = Directory(numbered(5000))
+    waiting = directory.names[::step]
+    while waiting:
+        directory.open(waiting.pop(rng.randrange(min(readers_count, len(waiting)))))
+    assert len(directory.fetched) <= 2 * FIRST_BATCH
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.3])
+def test_nor_does_who_reads_a_sorted_sample(ratio: float) -> None:
+    rng = random.Random(7)
+    directory = Directory(numbered(5000))
+    sample = sorted(rng.sample(directory.names, int(ratio * 5000)))
+    for name in sample:
+        directory.open(name)
+    assert len(directory.fetched) <= 0.2 * len(sample) + FIRST_BATCH
+
+
+def test_whoever_stops_reading_everything_stops_being_followed() -> None:
+    directory = Directory(numbered(5000))
+    for name in directory.names[:1000]:
+        directory.open(name)
+    before = len(directory.fetched)
+    for name in directory.names[1000::20]:
+        directory.open(name)
+    assert len(directory.fetched) - before <= 2 * LARGEST_BATCH
 
 
 def test_order_is_found_again_after_random_opens() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import trio
@@ -16,11 +17,12 @@ from trio.testing import wait_all_tasks_blocked
 from tests.engine.engines import KIB, Mounted, content, engine_on, limits, until
 from tests.engine.worlds import names_of
 from tiercache.core.eviction import FRESH_SECONDS
-from tiercache.core.neighbours import FIRST_BATCH, START_COUNT
+from tiercache.core.neighbours import FIRST_BATCH, MARKS_COUNT, START_COUNT
 from tiercache.core.record import Entry, Inode
 from tiercache.engine.publication import NothingPublished
 from tiercache.engine.small_files import AHEAD_COUNT
-from tiercache.errors import Unavailable, VersionChanged
+from tiercache.errors import HotSick, TiercacheError, Unavailable, VersionChanged
+from tiercache.index.memory import MemoryIndex
 from tiercache.tiers.faulty import Fault, Faulty, Script
 from tiercache.tiers.memory import MemoryCold
 
@@ -99,18 +101,20 @@ async def test_all_but_the_marks_are_published(tmp_path: Path, cold: MemoryCold)
                 seen_count += 1
                 await read_in_order(mount, [name])
         assert {*published.names} == {*NAMES}
-        assert START_COUNT < seen_count < START_COUNT + 8
+        assert START_COUNT < seen_count < START_COUNT + 5 * MARKS_COUNT
 
 
 async def open_small(mount: Mounted, name: str) -> bool | None:
-    """None: it is none for which no task is needed."""
-    answers: list[bool] = []
+    """None: it is none for which no task is needed. Raises what the open failed with."""
+    answers: list[tuple[bool, TiercacheError | None]] = []
     inode = (await mount.entry(name)).inode
-    if not mount.engine.reader.open_small(inode, answers.append):
+    if not mount.engine.reader.open_small(inode, lambda *answer: answers.append(answer)):
         return None
     await until(lambda: bool(answers))
-    assert len(answers) == 1
-    return answers[0]
+    ((is_open, error),) = answers
+    if error is not None:
+        raise error
+    return is_open
 
 
 async def test_an_open_without_a_task(tmp_path: Path, cold: MemoryCold) -> None:
@@ -133,7 +137,7 @@ async def test_several_opens_of_one_file_are_one_fetch(tmp_path: Path, cold: Mem
         answers: list[bool] = []
         inode = (await mount.entry(NAMES[0])).inode
         for _ in range(5):
-            assert mount.engine.reader.open_small(inode, answers.append)
+            assert mount.engine.reader.open_small(inode, lambda is_open, _: answers.append(is_open))
         await gate.reached.wait()
         assert answers == []
         gate.release()
@@ -146,11 +150,11 @@ async def test_what_is_not_small_or_not_there_needs_a_task(tmp_path: Path, cold:
     async with engine_on(tmp_path, cold, publication=Published()) as mount:
         for name in ("d/0050.big", "d/0050.old", "empty", "d"):
             assert await open_small(mount, name) is None
-        assert not mount.engine.reader.open_small(Inode(12345), lambda _: None)
+        assert not mount.engine.reader.open_small(Inode(12345), lambda *_: None)
         old = await mount.entry(NAMES[0])
         cold.put(NAMES[0], content(999, 5000))
         await mount.engine.namespace.refresh("data", NAMES[0])
-        assert not mount.engine.reader.open_small(old.inode, lambda _: None)
+        assert not mount.engine.reader.open_small(old.inode, lambda *_: None)
 
 
 async def test_what_goes_wrong_is_left_to_an_open_with_a_task(tmp_path: Path, cold: MemoryCold) -> None:
@@ -158,13 +162,40 @@ async def test_what_goes_wrong_is_left_to_an_open_with_a_task(tmp_path: Path, co
     async with engine_on(tmp_path, failing, publication=Published(), numbers=limits(read_ahead_bytes=0)) as mount:
         await list_directory(mount)
         script.left.append(Fault("read", NAMES[0], error=lambda: Unavailable("no")))
-        assert await open_small(mount, NAMES[0]) is False
+        with pytest.raises(Unavailable):
+            await open_small(mount, NAMES[0])
+        assert cold.requests["read"] == 0  # and not once more, with another deadline
         assert await mount.cat(NAMES[0]) == DATA[NAMES[0]]
         cold.put(NAMES[1], content(999, 5000))
         mount.clock.pass_seconds(2)
         assert await open_small(mount, NAMES[1]) is False
         with pytest.raises(VersionChanged):
             await mount.open(NAMES[1])
+
+
+async def test_an_index_that_cannot_be_read_ends_nothing(
+    tmp_path: Path, cold: MemoryCold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = MemoryIndex()
+    gate = cold.hold("read", NAMES[30])
+    async with engine_on(tmp_path, cold, index=index, publication=Published()) as mount:
+        await list_directory(mount)
+        await read_in_order(mount, NAMES[: START_COUNT + 1])
+        assert mount.engine.reader.open_small((await mount.entry(NAMES[30])).inode, lambda *_: None)
+        await gate.reached.wait()
+        with monkeypatch.context() as patch:
+            for name in ("hot", "link", "entry", "names", "chunks"):
+                patch.setattr(index, name, _fail)
+            gate.release()
+            await until(lambda: mount.engine.filler.running_count == 0)
+            assert not mount.engine.reader.open_small(Inode(12345), lambda *_: None)
+        for name in NAMES:
+            assert await mount.cat(name) == DATA[name]
+        assert mount.engine.reader._budget.used_bytes == 0
+
+
+def _fail(*_: object) -> NoReturn:
+    raise HotSick("no")
 
 
 async def test_without_room_it_is_left_to_an_open_with_a_task(tmp_path: Path, cold: MemoryCold) -> None:

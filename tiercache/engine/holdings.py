@@ -105,16 +105,15 @@ class Holdings:
                 raise
         return held
 
-    def is_known(self, object_id: ObjectId) -> bool:
-        """Is there a hot copy, or what will be one or was one a moment ago?"""
+    def is_known(self, object_id: ObjectId) -> bool:  # hot, or it will be, or was a moment ago
         return object_id in self._held or object_id in self._leaving or self._index.hot(object_id) is not None
 
     def acquire_new(self, ref: ObjectRef) -> Held | None:
         """`acquire` of an object that is not known, else None. Never waits."""
         if self.is_known(ref.object_id):
             return None
-        self._enter(ref, None).users += 1
-        return self._held[ref.object_id]
+        (held := self._enter(ref, None)).users += 1
+        return held
 
     def _enter(self, ref: ObjectRef, record: HotRecord | None) -> Held:
         held = self._held[ref.object_id] = Held(ref, record.chunk_bytes if record else self.chunk_bytes)
@@ -155,7 +154,10 @@ class Holdings:
                 if held.changes_count > changes_count:
                     self._retiring.append(held)
                     continue
-                self._compare(held)
+                try:
+                    self._compare(held)
+                except HotTierError:
+                    self._doubtful.add(held.ref.object_id)  # the index cannot even be read
                 self._let_go(held)
 
     def _compare(self, held: Held) -> None:
@@ -396,9 +398,7 @@ class Holdings:
 
     async def sync(self, directory: int) -> None:
         """Have everything written back; if the disk lost something, drop what was committed since the last time.
-
-        Raises HotTierError when that could not be recorded; nothing that was lost is served all the same.
-        """
+        Raises HotTierError when that could not be recorded; nothing that was lost is served all the same."""
         if self.disks.is_hung(directory):
             return  # what was committed since the last time is the next sync's business
         since, self._unsynced[directory] = self._unsynced[directory], {}

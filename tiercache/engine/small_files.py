@@ -2,19 +2,22 @@
 
 An open of a small cold file waits for a whole GET. Here the open is a function that is called when the GET has ended (`open`): a
 task for each, with its scopes and coroutines, would be a third of what Python does for such a file. Whatever does not go straight
-is told to come again by `Reader.open`, which waits, retries and raises.
+is told to come again by `Reader.open`, which waits and looks again; what failed for good is told so.
 
 What is opened in order (`core/neighbours.py`) is fetched ahead, and published as soon as it is whole: its opens are answered
-without Python, as those of any hot file. Only the marked one of each batch is not, so that its open is seen here and the next
+without Python, as those of any hot file. Only the marks of each batch are not, so that their opens are seen here and the next
 batch begun. Nothing is given up for what may never be read: no room is made, the store's background slots are used, and what is
-under way comes out of the readers' budget. When one of these fetches fails the rest is dropped; readers find out for themselves
-why.
+under way comes out of the readers' budget. When one of these fetches fails the rest is dropped.
+
+Nobody waits here for what is raised. So where the index cannot be read an open goes the long way, and nothing is fetched ahead.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -26,15 +29,15 @@ from tiercache.engine.held import Held
 from tiercache.engine.holdings import Holdings
 from tiercache.engine.namespace import Namespace
 from tiercache.engine.publication import Publication
-from tiercache.errors import NotFound, VersionChanged
+from tiercache.errors import BadResponse, HotTierError, NotFound, TiercacheError, Unavailable, VersionChanged
 
 AHEAD_COUNT = 16  # fetched ahead at once
 COURSES_COUNT = 256
 CAPACITY_PART = 8
 """What is fetched ahead takes an eighth of the hot tier at most: in a tiny one it would push out what was fetched before it."""
 
-Answer = Callable[[bool], None]
-"""True: the open is the publication's, as `Reader.open` says. False: it has to be made by that."""
+Answer = Callable[[bool, TiercacheError | None], None]
+"""True: the open is the publication's, as `Reader.open` says. False: it failed with this error, or (None) that has to do it."""
 
 
 class Owner(Protocol):
@@ -90,20 +93,31 @@ class SmallFiles:
         """`answer` is called later. False: it will not be, this is no open of a small cold file that goes straight."""
         running = self._running.get(inode)
         if running is None:
-            entry = self._namespace.entry(inode)
-            if entry is None or not _is_small(entry) or not self._namespace.is_current(entry):
+            try:
+                found = self._find(inode)
+            except HotTierError:
                 return False
-            if self._owner.in_trouble(entry.dataset) or (held := self._holdings.acquire_new(entry.ref)) is None:
+            if found is None:
                 return False
-            running = self._begin(entry, held, is_ahead=False)
+            running = self._begin(*found, is_ahead=False)
         running.waiting.append(answer)
         self.opened(running.entry)
         return True
 
+    def _find(self, inode: Inode) -> tuple[Entry, Held] | None:
+        entry = self._namespace.entry(inode)
+        if entry is None or not _is_small(entry) or not self._namespace.is_current(entry):
+            return None
+        held = None if self._owner.in_trouble(entry.dataset) else self._holdings.acquire_new(entry.ref)
+        return None if held is None else (entry, held)
+
     def opened(self, entry: Entry) -> None:
         """Somebody opens this file, here or elsewhere."""
-        if not _is_small(entry):
-            return
+        if _is_small(entry):
+            with suppress(HotTierError):
+                self._follow(entry)
+
+    def _follow(self, entry: Entry) -> None:
         course = self._courses.get(entry.parent)
         if course is None:
             course = self._courses[entry.parent] = Course()
@@ -120,7 +134,7 @@ class SmallFiles:
         last, wanted = course.last, []
         most_bytes = self._holdings.room.capacity_bytes // CAPACITY_PART
         for entry in self._namespace.following(directory, course.last, count):
-            if _is_small(entry) and course.takes(entry.name):
+            if _is_small(entry) and course.takes(entry.name) and not self._holdings.is_known(entry.object_id):
                 granted_bytes = self._budget.grant(entry.size_bytes, self._ahead_bytes)
                 self._ahead_bytes += granted_bytes
                 if granted_bytes < entry.size_bytes or self._ahead_bytes > most_bytes:
@@ -128,20 +142,19 @@ class SmallFiles:
                     break
                 wanted.append(entry)
             last = entry.name
-        middle = len(wanted) // 2
-        self._next.extend((entry, position == middle) for position, entry in enumerate(wanted))
-        course.fetching(last, wanted[middle].name if wanted else b"")
+        marks = course.fetching(last, [entry.name for entry in wanted])
+        self._next.extend((entry, entry.name in marks) for entry in wanted)
         self._go_on()
 
     def _go_on(self) -> None:
         while self._next and self._ahead_count < AHEAD_COUNT:
             entry, is_mark = self._next.popleft()
-            has_room = self._holdings.room.has_room(entry.size_bytes)
-            held = self._holdings.acquire_new(entry.ref) if has_room else None
-            if held is None:  # or it is hot, or will be
+            held = None
+            with suppress(HotTierError):
+                if self._holdings.room.has_room(entry.size_bytes):
+                    held = self._holdings.acquire_new(entry.ref)
+            if held is None:  # or it is hot by now, or will be
                 self._give_back(entry.size_bytes)
-                if is_mark and self._next:  # the open of that one may never be seen
-                    self._next[0] = self._next[0][0], True
                 continue
             self._ahead_count += 1
             self._begin(entry, held, is_ahead=True, is_mark=is_mark)
@@ -158,13 +171,15 @@ class SmallFiles:
         del self._running[entry.inode]
         is_published = False
         is_to_be_seen = running.is_mark and not running.waiting
-        if held.complete and held.file is not None and not is_to_be_seen and self._namespace.is_current(entry):
-            is_published = self._publication.publish(entry, held.file.directory)
+        if held.complete and held.file is not None and not is_to_be_seen:
+            with suppress(HotTierError):
+                is_published = self._namespace.is_current(entry) and self._publication.publish(entry, held.file.directory)
+        is_lost = isinstance(fill.error, Unavailable | BadResponse)  # another request, with a deadline of its own, tells no more
         for answer in running.waiting:
             is_open = is_published and self._publication.hand_over(entry)
             if is_open:
                 self._owner.opened_small(entry, held)
-            answer(is_open)
+            answer(is_open, copy.copy(fill.error) if is_lost else None)
         if running.is_ahead:
             self._ended_ahead(entry, fill)
 

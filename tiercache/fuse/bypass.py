@@ -83,13 +83,13 @@ class Bypass:
     def _open_small(self, request: OpenRequest, start: Callable[[OpenRequest], None]) -> bool:
         unique, inode, flags = request
 
-        def opened(handle: int | None) -> None:
+        def opened(number: int, handle: int | None) -> None:
             if not self._serves_opens:
                 return
-            if handle is None:
-                start(request)
+            if number or handle is not None:
+                self._native.answer_open(unique, number, handle or 0)
             else:
-                self._native.answer_open(unique, 0, handle)
+                start(request)
 
         return self._operations.open_small(inode, flags, opened)
 

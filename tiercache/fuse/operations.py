@@ -236,17 +236,21 @@ class Operations(pyfuse3.Operations):
         is_handed_over = await self._reader.open(Inode(inode))
         return inode | NATIVE_HANDLE if is_handed_over else inode
 
-    def open_small(self, inode: int, flags: int, answer: Callable[[int | None], None]) -> bool:
-        """Open a small cold file without a task: `answer` gets the handle, or None when `open_file` has to do it after all.
-        False: `answer` will not be called. Never waits."""
+    def open_small(self, inode: int, flags: int, answer: Callable[[int, int | None], None]) -> bool:
+        """Open a small cold file without a task: `answer` gets an errno, or 0 and the handle, or 0 and None when `open_file` has
+        to do it after all. False: `answer` will not be called. Never waits."""
         if not _is_read_only(flags):
             return False
         began = time.perf_counter()
 
-        def ended(is_open: bool) -> None:
-            if is_open:
+        def ended(is_open: bool, error: TiercacheError | None) -> None:
+            number = 0
+            if error is not None:
+                number = errno_of(error)
+                self.failed("open", number, error)
+            if is_open or error is not None:
                 self.meter.operation("open", time.perf_counter() - began)
-            answer(inode | NATIVE_HANDLE if is_open else None)
+            answer(number, inode | NATIVE_HANDLE if is_open else None)
 
         return self._reader.open_small(Inode(inode), ended)
 
