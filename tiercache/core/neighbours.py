@@ -7,8 +7,8 @@ little out of order.
 A `Course` is what is known of the opens in one directory. An open *goes on* when its name is one of the WINDOW_COUNT that
 follow the furthest one so far. After START_COUNT of these the files behind it are worth fetching, if at least half of the files
 that were passed were opened too: a sorted sample of a directory is in order as well, and wants next to nothing of what lies
-between. Somebody who opens files at random in a directory of n names goes on by chance with a probability of WINDOW_COUNT / n; any other
-open begins the course anew, and after MOST_MISSES of these the course is not even looked at for a while.
+between. Somebody who opens files at random in a directory of n names goes on by chance with a probability of WINDOW_COUNT / n;
+any other open begins the course anew, and after MOST_MISSES of these the course is not even looked at for a while.
 
 Only suffixes that were opened are fetched: who reads the .jpg files and not the .json beside them gets no .json.
 
