@@ -132,8 +132,10 @@ def wait_for_another(bench: Bench, pid: int) -> Any:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         done = bench.run("status", "--json", "--socket", str(socket_for(str(bench.point))))
-        if done.returncode == 0 and json.loads(done.stdout)["pid"] != pid:
-            return json.loads(done.stdout)
+        if done.returncode == 0:
+            found = json.loads(done.stdout)
+            if found["pid"] != pid and found["stall_seconds"] is not None:  # it has taken over
+                return found
     raise AssertionError("nobody started it again")
 
 

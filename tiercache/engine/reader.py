@@ -161,6 +161,9 @@ class Reader:
     def in_trouble(self, dataset: str) -> bool:
         return self._source(dataset).in_trouble
 
+    def is_only_cold(self, ref: ObjectRef) -> bool:
+        return self._source(ref.dataset).is_only_cold(ref)
+
     def opened_small(self, entry: Entry, held: Held) -> None:
         self._holdings.touch(held.ref.object_id, int(self._clock()), 1)
         self._observer.opened(entry.dataset, False)

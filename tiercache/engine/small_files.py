@@ -6,8 +6,9 @@ is told to come again by `Reader.open`, which waits and looks again; what failed
 
 What is opened in order (`core/neighbours.py`) is fetched ahead, and published as soon as it is whole: its opens are answered
 without Python, as those of any hot file. Only the marks of each batch are not, so that their opens are seen here and the next
-batch begun. Nothing is given up for what may never be read: no room is made, the store's background slots are used, and what is
-under way comes out of the readers' budget. When one of these fetches fails the rest is dropped.
+batch begun. That is for what only the cold store has. Nothing is given up for what may never be read: no room is made, the
+store's background slots are used, and what is under way comes out of the readers' budget. When one of these fetches fails the
+rest is dropped.
 
 Nobody waits here for what is raised. So where the index cannot be read an open goes the long way, and nothing is fetched ahead.
 """
@@ -23,7 +24,7 @@ from typing import Protocol
 
 from tiercache.core.neighbours import Course
 from tiercache.core.prefetch import Budget
-from tiercache.core.record import Entry, Inode, Kind
+from tiercache.core.record import Entry, Inode, Kind, ObjectRef
 from tiercache.engine.fill import VERIFIED_BYTES, Fill, Filler
 from tiercache.engine.held import Held
 from tiercache.engine.holdings import Holdings
@@ -45,6 +46,9 @@ class Owner(Protocol):
 
     def in_trouble(self, dataset: str) -> bool:
         """Has the store of the dataset failed a moment ago?"""
+
+    def is_only_cold(self, ref: ObjectRef) -> bool:
+        """Would no tier above the cold store be asked for it?"""
 
     def opened_small(self, entry: Entry, held: Held) -> None:
         """An open has waited for this file, and is the publication's."""
@@ -134,7 +138,7 @@ class SmallFiles:
         last, wanted = course.last, []
         most_bytes = self._holdings.room.capacity_bytes // CAPACITY_PART
         for entry in self._namespace.following(directory, course.last, count):
-            if _is_small(entry) and course.takes(entry.name) and not self._holdings.is_known(entry.object_id):
+            if self._is_wanted(course, entry):
                 granted_bytes = self._budget.grant(entry.size_bytes, self._ahead_bytes)
                 self._ahead_bytes += granted_bytes
                 if granted_bytes < entry.size_bytes or self._ahead_bytes > most_bytes:
@@ -145,6 +149,11 @@ class SmallFiles:
         marks = course.fetching(last, [entry.name for entry in wanted])
         self._next.extend((entry, entry.name in marks) for entry in wanted)
         self._go_on()
+
+    def _is_wanted(self, course: Course, entry: Entry) -> bool:
+        if not _is_small(entry) or not course.takes(entry.name) or self._holdings.is_known(entry.object_id):
+            return False
+        return self._owner.is_only_cold(entry.ref)  # what is nearer comes soon enough, and is not made to look slow
 
     def _go_on(self) -> None:
         while self._next and self._ahead_count < AHEAD_COUNT:

@@ -97,10 +97,13 @@ class Source:
         assert refusal is not None, "the cold tier either serves or raises"
         raise refusal
 
+    def is_only_cold(self, ref: ObjectRef) -> bool:
+        """Is the cold store the only one to be asked, as far as can be told without I/O?"""
+        return self._dataset.replica is None and (self._warm is None or self._warm.lacks(ref))
+
     def begin(self, ref: ObjectRef, sink: Sink, *, background: bool, asking: Callable[[str], None], ended: Ended) -> Begun | None:
         """All of a small object, where the cold store is the only one to be asked (`tiers/begun.py`). None: `read` it."""
-        is_alone = self._dataset.replica is None and (self._warm is None or self._warm.lacks(ref))
-        if not is_alone or self.in_trouble:
+        if not self.is_only_cold(ref) or self.in_trouble:
             return None
         cold = self._dataset.background if background else self._dataset.cold
 
