@@ -242,7 +242,7 @@ static PyObject *answer_read(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "Kiy*", &unique, &error, &bytes))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    serving_answer_read(unique, error, bytes.buf, (size_t)bytes.len);
+    serving_answer(unique, error, bytes.buf, (size_t)bytes.len);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&bytes);
     Py_RETURN_NONE;

@@ -37,7 +37,7 @@ static void hand_back(const struct read_request *wanted)
     struct message *message = copy_of(&request, sizeof request);
 
     if (!message) {
-        serving_answer_read(wanted->unique, ENOMEM, NULL, 0);
+        serving_answer(wanted->unique, ENOMEM, NULL, 0);
         return;
     }
     pthread_mutex_lock(&lock);
@@ -57,7 +57,7 @@ static void perform(struct job *job, uint8_t *buffer)
     struct iovec whole = {buffer, wanted->size};
 
     if (preadv2(job->fd, &whole, 1, (off_t)wanted->offset, RWF_NOWAIT) == (ssize_t)wanted->size)
-        serving_answer_read(wanted->unique, 0, buffer, wanted->size);
+        serving_answer(wanted->unique, 0, buffer, wanted->size);
     else
         hand_back(wanted);
     free_job(job);

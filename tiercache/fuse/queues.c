@@ -179,18 +179,15 @@ size_t serving_take_reads(struct read_request *into, size_t most)
     return count;
 }
 
+void serving_answer(uint64_t unique, int error, const void *body, size_t count)
+{
+    struct out_header head = {.len = (uint32_t)(sizeof head + count), .error = -error, .unique = unique};
+    struct iovec pieces[] = {{&head, sizeof head}, {(void *)body, count}};
+    serving_reply(pieces, count ? 2 : 1);
+}
+
 void serving_answer_open(uint64_t unique, int error, uint64_t fh)
 {
     struct open_out answer = {.fh = fh, .open_flags = FOPEN_KEEP_CACHE};
-    size_t body_bytes = error ? 0 : sizeof answer;
-    struct out_header head = {.len = (uint32_t)(sizeof head + body_bytes), .error = -error, .unique = unique};
-    struct iovec pieces[] = {{&head, sizeof head}, {&answer, body_bytes}};
-    serving_reply(pieces, error ? 1 : 2);
-}
-
-void serving_answer_read(uint64_t unique, int error, const void *bytes, size_t count)
-{
-    struct out_header head = {.len = (uint32_t)(sizeof head + count), .error = -error, .unique = unique};
-    struct iovec pieces[] = {{&head, sizeof head}, {(void *)bytes, count}};
-    serving_reply(pieces, count ? 2 : 1);
+    serving_answer(unique, error, &answer, error ? 0 : sizeof answer);
 }

@@ -60,9 +60,9 @@ struct read_request {
 int serving_queue_fd(enum way way);
 size_t serving_take_opens(struct open_request *into, size_t most);
 size_t serving_take_reads(struct read_request *into, size_t most);
-/* `fh` as FileInfo has it; it counts where `error` is 0. */
+/* Of a request that Python took; `fh` as FileInfo has it, and counts where `error` is 0. */
 void serving_answer_open(uint64_t unique, int error, uint64_t fh);
-void serving_answer_read(uint64_t unique, int error, const void *bytes, size_t count);
+void serving_answer(uint64_t unique, int error, const void *bytes, size_t count);
 /* The answer is what lies there in the file; `size` not beyond its end. If it is not in the page cache, or anything else fails, the
  * request goes to libfuse. `fd` is only needed until this returns. */
 void serving_answer_read_from(const struct read_request *request, int fd);
