@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 8 << 20
 WRITE_BYTES = 1 << 20  # as `dd bs=1M`: with more the page cache costs several times as much, at times
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.01
 ENCODED_BYTES = 64 << 20  # in memory; encoded over and over until all is done
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,24 @@ async def test_demotion_comes_before_removal_and_a_failure_leaves_the_copy(tmp_p
         assert path == f"{DATASET}/f"
         assert "no warm copy could be written" in error.line
         assert hot_keys(mount) == {"f"}
+
+
+async def test_what_is_settled_goes_while_others_are_still_written(tmp_path: Path, cold: MemoryCold) -> None:
+    async with engine_on(tmp_path, cold) as mount:
+        await warm(mount, "a/e", "f")
+
+        def is_gone(record: HotRecord) -> bool:
+            return mount.engine.index.hot(record.object_id) is None
+
+        async def demote(records: Sequence[HotRecord], settled: Callable[[HotRecord, Outcome], None]) -> None:
+            for record in records:
+                settled(record, Outcome.WRITTEN)
+                await until(partial(is_gone, record))
+
+        progress = EvictProgress()
+        ids, _ = await evicting(mount).find(Scope(prefixes={(DATASET, "")}), progress)
+        await evicting(mount).demote(ids, demote, progress)
+        assert progress.demoted_count == 2
 
 
 async def test_what_was_evicted_while_it_should_be_demoted_is_no_failure(tmp_path: Path, cold: MemoryCold) -> None:

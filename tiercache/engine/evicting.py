@@ -8,6 +8,7 @@ is looked at once however long the work takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -23,9 +24,10 @@ from tiercache.index.index import Index
 
 WALK_COUNT = 5000  # records that a thread looks at before cancellation is heard
 BATCH_COUNT = 1000
-BATCH_BYTES = 1 << 30  # room is released at least as often
+BATCH_BYTES = 1 << 30  # whose records are kept; what is dropped leaves its room at least as often
 
 Prefix = tuple[str, str]
+Settled = tuple[HotRecord, Outcome]
 
 
 @dataclass
@@ -87,31 +89,47 @@ class Evicting:
         return looked_at_count == WALK_COUNT
 
     async def demote(self, ids: bytes, demote: Demote, progress: EvictProgress) -> None:
-        """Remove them when there are warm copies; what is not worth one is dropped, what could not be written stays."""
-        for records in self._batches(ids, progress):
-            outcomes: dict[ObjectId, Outcome] = {}
+        """Remove them when there are warm copies; what is not worth one is dropped, what could not be written stays.
 
-            def settled(record: HotRecord, outcome: Outcome, outcomes: dict[ObjectId, Outcome] = outcomes) -> None:
-                outcomes[record.object_id] = outcome
+        Those that are settled are removed, all that have come together, while others are still being written.
+        """
+        for records in self._batches(ids, progress):
+            send, receive = trio.open_memory_channel[Settled](len(records))
+
+            def settled(record: HotRecord, outcome: Outcome, send: trio.MemorySendChannel[Settled] = send) -> None:
+                send.send_nowait((record, outcome))
                 progress.done(record.held_bytes)
 
-            await demote(records, settled)
-            going = []
-            for record in records:
-                if outcomes[record.object_id] is not Outcome.FAILED:
-                    going.append(record)
-                elif self._index.hot(record.object_id) is not None:
-                    self._failed(record, progress, _not_written())
-                else:  # evicted meanwhile by somebody who needed the room
-                    progress.dropped_count += 1
+            async with trio.open_nursery() as nursery, send:
+                nursery.start_soon(self._remove_settled, receive, progress)
+                await demote(records, settled)
+
+    async def _remove_settled(self, receive: trio.MemoryReceiveChannel[Settled], progress: EvictProgress) -> None:
+        async for first in receive:
+            outcomes = dict([first])
+            with suppress(trio.WouldBlock, trio.EndOfChannel):
+                while True:
+                    record, outcome = receive.receive_nowait()
+                    outcomes[record] = outcome
+            going = [record for record, outcome in outcomes.items() if not self._stays(record, outcome, progress)]
             for record in await self._remove(going, progress):
-                match outcomes[record.object_id]:
+                match outcomes[record]:
                     case Outcome.WRITTEN:
                         progress.demoted_count += 1
                     case Outcome.ALREADY:
                         progress.already_count += 1
                     case _:
                         progress.dropped_count += 1
+
+    def _stays(self, record: HotRecord, outcome: Outcome, progress: EvictProgress) -> bool:
+        """There is no warm copy, and none would do: counted."""
+        if outcome is not Outcome.FAILED:
+            return False
+        if self._index.hot(record.object_id) is not None:
+            self._failed(record, progress, _not_written())
+        else:  # evicted meanwhile by somebody who needed the room
+            progress.dropped_count += 1
+        return True
 
     async def drop(self, ids: bytes, progress: EvictProgress) -> None:
         for records in self._batches(ids, progress):

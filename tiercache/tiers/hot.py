@@ -325,6 +325,19 @@ def read(file: HotFile, offset: int, length: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def read_into(file: HotFile, offset: int, memory: memoryview) -> None:
+    """As many bytes of the file as the memory takes; blocks. Raises as `read` does."""
+    done = 0
+    while done < len(memory):
+        try:
+            got_bytes = os.preadv(file.fd, (memory[done:],), offset + done)
+        except OSError as error:
+            raise refusal(error, "read", file.path) from error
+        if not got_bytes:
+            raise _shortened(file, offset + done)
+        done += got_bytes
+
+
 def read_resident(file: HotFile, offset: int, length: int) -> bytes | None:
     """These bytes when all of them are in the page cache, else None; never waits for the disk. Raises HotSick.
 

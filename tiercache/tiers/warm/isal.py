@@ -69,17 +69,23 @@ class ErasureCode:
         self._parity_tables = self._tables(self._rows[data_count:])
         self._erasure_tables = functools.lru_cache(_ERASURES_CACHED)(self._make_erasure_tables)
 
-    def encode(self, pieces: Sequence[Buffer]) -> list[bytearray]:
-        """The parity pieces of the k data pieces."""
+    def encode(self, pieces: Sequence[Buffer], memory: memoryview | None = None) -> list[memoryview]:
+        """The parity pieces of the k data pieces, in `memory` when they fit there."""
         assert len(pieces) == self.data_count
-        return self._multiply(self._parity_tables, pieces, self.parity_count)
+        length = len(pieces[0])
+        if memory is None or len(memory) < length * self.parity_count:
+            memory = memoryview(bytearray(length * self.parity_count))
+        parity = [memory[row * length : (row + 1) * length] for row in range(self.parity_count)]
+        self._multiply(self._parity_tables, pieces, parity)
+        return parity
 
     def reconstruct(self, present: Mapping[int, Buffer], wanted: Sequence[int]) -> dict[int, bytearray]:
         """The pieces `wanted`, by number, from k or more that are `present`; of more than k the first ones are used."""
         assert len(present) >= self.data_count, f"{len(present)} of {self.data_count} pieces"
         sources = tuple(sorted(present)[: self.data_count])
         tables = self._erasure_tables(sources, tuple(wanted))
-        pieces = self._multiply(tables, [present[number] for number in sources], len(wanted))
+        pieces = [bytearray(len(present[sources[0]])) for _ in wanted]
+        self._multiply(tables, [present[number] for number in sources], pieces)
         return dict(zip(wanted, pieces, strict=True))
 
     def _make_erasure_tables(self, sources: tuple[int, ...], wanted: tuple[int, ...]) -> ctypes.Array[ctypes.c_char]:
@@ -105,16 +111,14 @@ class ErasureCode:
             self._library.ec_init_tables(self.data_count, len(rows), b"".join(rows), tables)
         return tables
 
-    def _multiply(self, tables: ctypes.Array[ctypes.c_char], sources: Sequence[Buffer], rows_count: int) -> list[bytearray]:
+    def _multiply(self, tables: ctypes.Array[ctypes.c_char], sources: Sequence[Buffer], results: Sequence[Buffer]) -> None:
         length = len(sources[0])
-        results = [bytearray(length) for _ in range(rows_count)]
-        if length == 0 or rows_count == 0:
-            return results
+        if length == 0 or not results:
+            return
         with ExitStack() as held:
             from_addresses = _addresses(sources, length, held)
             to_addresses = _addresses(results, length, held)
-            self._library.ec_encode_data(length, self.data_count, rows_count, tables, from_addresses, to_addresses)
-        return results
+            self._library.ec_encode_data(length, self.data_count, len(results), tables, from_addresses, to_addresses)
 
 
 def _addresses(buffers: Sequence[Buffer], length: int, held: ExitStack) -> ctypes.Array[ctypes.c_void_p]:
