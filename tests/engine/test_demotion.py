@@ -73,6 +73,25 @@ async def test_large_objects_get_copies_of_their_own_and_small_ones_share_a_pack
         assert mount.counted("tiercache_demotions_total", "written") == 2
 
 
+async def test_a_large_file_with_a_warm_copy_is_opened_and_read_without_the_store(tmp_path: Path) -> None:
+    cold = MemoryCold()
+    old, new = content(1, 3 * MIB), content(2, 3 * MIB)
+    cold.put("large", old)
+    async with engine_on(tmp_path, cold, warm=warm_on(tmp_path, pack_threshold_bytes=64 * KIB)) as mount:
+        await mount.cat("large")
+        assert await demote_all(mount) == {"large": Outcome.WRITTEN}
+        await evict_all(mount)
+        mount.clock.pass_seconds(30)
+        asked_before = cold.requests.copy()
+        assert await mount.cat("large") == old
+        assert cold.requests == asked_before
+        await mount.settled()
+        await evict_all(mount)
+        cold.put("large", new)
+        mount.clock.pass_seconds(31)  # the name is not fresh any more
+        assert await mount.cat("large") == new
+
+
 async def test_what_a_node_has_committed_no_other_writes(tmp_path: Path) -> None:
     cold = MemoryCold()
     for number in range(10):

@@ -123,8 +123,9 @@ class WithWarm:
         object.__setattr__(dataset, "cold_usual", lambda length: self.cold_seconds)
         object.__setattr__(dataset, "trouble", lambda: self.trouble)
         self.tier = MeasuredTier(Faulty(self.warm, warm_faults or Script()), lambda *_: None)
-        self.is_lacking = False
-        self.source = Source(dataset, lambda *_: None, lambda *_: None, WarmCopies(self.tier, lambda _: self.is_lacking))
+        self.is_lacking = self.is_seen = False
+        copies = WarmCopies(self.tier, lambda _: self.is_lacking, lambda _: self.is_seen)
+        self.source = Source(dataset, lambda *_: None, lambda *_: None, copies)
 
     def took(self, seconds: float) -> None:
         """Warm reads take that long."""
@@ -151,6 +152,16 @@ async def test_a_warm_copy_spares_the_store_unless_it_is_much_slower() -> None:
     pair.took(0.015)
     pair.cold_seconds = 0.001
     assert await pair.read() == "warm", "a few milliseconds are no reason"
+
+
+async def test_only_a_warm_copy_that_will_be_read_stands_in_for_the_stores_word() -> None:
+    pair = WithWarm()
+    assert not pair.source.has_warm(pair.ref)
+    pair.is_seen = True
+    assert pair.source.has_warm(pair.ref)
+    pair.took(0.5)
+    pair.cold_seconds = 0.2
+    assert not pair.source.has_warm(pair.ref), "the store is faster, and may find that the version is gone"
 
 
 async def test_where_there_is_no_copy_the_warm_tier_is_not_asked() -> None:

@@ -45,6 +45,7 @@ from tiercache.index.index import Index
 from tiercache.metrics.tally import Demotion as Demoted
 from tiercache.tiers.hot import HotTier, read_into
 from tiercache.tiers.warm.copies import Copies
+from tiercache.tiers.warm.loans import LOANS
 from tiercache.tiers.warm.writing import Batch, Writer, Written
 
 log = structlog.get_logger()
@@ -316,11 +317,12 @@ class Demotion:
                 raise NotHeld(f"{record.key} is not whole any more")
             spans = [chunk_span(record.size_bytes, record.chunk_bytes, chunk) for chunk in range(len(chunks))]
 
-            async def load(begin: int, memory: memoryview) -> list[memoryview]:
-                await self._holdings.disks.run(record.directory, read_into, file, begin, memory)
-                return [memory]
+            async def load(begin: int, size: int) -> list[memoryview]:
+                return [await self._holdings.disks.run(record.directory, read_into, file, begin, LOANS.take(size))]
 
-            batches = [Batch(size, partial(load, begin), [chunks[chunk].digest]) for chunk, (begin, size) in enumerate(spans)]
+            batches = [
+                Batch(size, partial(load, begin, size), [chunks[chunk].digest]) for chunk, (begin, size) in enumerate(spans)
+            ]
             source_id = self._datasets[record.dataset].source_id
             return await self._writer.write_object(ref, source_id, record.chunk_bytes, batches, self._calm)
         finally:
@@ -368,19 +370,18 @@ class Demotion:
         known = [self._index.chunks(record.object_id) for record in records]
         members = [self._member(record) for record in records]
 
-        async def load(memory: memoryview) -> list[memoryview | None]:
-            return await self._holdings.disks.run(records[0].directory, self._read_all, records, memory)
+        async def load() -> list[memoryview | None]:
+            return await self._holdings.disks.run(records[0].directory, self._read_all, records)
 
         return Batch(sum(record.size_bytes for record in records), load, [_digest(chunks) for chunks in known], members)
 
-    def _read_all(self, records: Sequence[HotRecord], memory: memoryview) -> list[memoryview | None]:
+    def _read_all(self, records: Sequence[HotRecord]) -> list[memoryview | None]:
         """The bytes of small files; blocks. None for one that is not there any more."""
         found: list[memoryview | None] = []
         for record in records:
-            content, memory = memory[: record.size_bytes], memory[record.size_bytes :]
             try:
-                read_into(self._files.open(record.object_id, record.size_bytes, record.directory), 0, content)
-                found.append(content)
+                file = self._files.open(record.object_id, record.size_bytes, record.directory)
+                found.append(read_into(file, 0, LOANS.take(record.size_bytes)))
             except (NotHeld, HotTierError):
                 found.append(None)
         return found

@@ -73,7 +73,7 @@ class Engine:
         self.index = index
         self.facts = Facts(index, limits.chunk_bytes, warm.copies.known if warm is not None else lambda _: False)
         self.warm = warm
-        copies = WarmCopies(warm.tier, warm.reads.lacks) if warm is not None else None
+        copies = WarmCopies(warm.tier, warm.reads.lacks, warm.reads.has) if warm is not None else None
         sources = {dataset.name: Source(dataset, tally.served, tally.passed, copies) for dataset in datasets}
         self.namespace = Namespace(
             index,

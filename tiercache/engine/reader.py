@@ -215,7 +215,7 @@ class Reader:
                 await fill.confirmed.wait()
                 if not isinstance(fill.error, HotTierError):  # the hot tier's trouble is no reason not to open: reads go past it
                     fill.check()
-            elif self._namespace.age_seconds(entry) > CONFIRM_SECONDS:
+            elif self._namespace.age_seconds(entry) > CONFIRM_SECONDS and not self._source(entry.dataset).has_warm(entry.ref):
                 now = None
                 try:
                     with trio.move_on_after(CONFIRM_WAIT_SECONDS):

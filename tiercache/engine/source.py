@@ -25,10 +25,11 @@ Passed = Callable[[str, str, TierError], None]
 
 
 class WarmCopies(NamedTuple):
-    """`lacks` says without I/O that there is no copy; False when it would have to look."""
+    """`lacks` says without I/O that there is no copy, `has` that one was seen; both are False when it would have to look."""
 
     tier: MeasuredTier
     lacks: Callable[[ObjectRef], bool]
+    has: Callable[[ObjectRef], bool]
 
 
 EXPLORE_EVERY = 64
@@ -101,6 +102,10 @@ class Source:
         """Is the cold store the only one to be asked, as far as can be told without I/O?"""
         return self._dataset.replica is None and (self._warm is None or self._warm.lacks(ref))
 
+    def has_warm(self, ref: ObjectRef) -> bool:
+        """Will the bytes come from a warm copy, as far as can be told without I/O?"""
+        return self._warm is not None and self._warm.has(ref) and not self._is_slow(self._warm, ref.size_bytes)
+
     def begin(self, ref: ObjectRef, sink: Sink, *, background: bool, asking: Callable[[str], None], ended: Ended) -> Begun | None:
         """All of a small object, where the cold store is the only one to be asked (`tiers/begun.py`). None: `read` it."""
         if not self.is_only_cold(ref) or self.in_trouble:
@@ -121,7 +126,7 @@ class Source:
     def _order(self, ref: ObjectRef, length: int) -> tuple[Sequence[Tier], Sequence[Tier]]:
         """Who is asked before the cold store, and who after it, should it not answer."""
         replica = self._dataset.replica
-        warm = None if self._warm is None or self._warm.lacks(ref) else self._warm.tier
+        warm = None if self._warm is None or self._warm.lacks(ref) else self._warm
         if replica is None and warm is None:
             return (), ()
         self._reads += 1
@@ -132,8 +137,10 @@ class Source:
             is_slower = self._dataset.replica_cost(length) > self._dataset.cold_cost(length)
             (last if is_slower and not is_exploring else first).append(replica)
         if warm is not None:
-            usual_seconds = self._dataset.cold_usual(length)
-            bearable_seconds = max(usual_seconds * WARM_RATIO, usual_seconds + WARM_SECONDS)
-            is_slower = usual_seconds > 0.0 and warm.estimate.read_seconds(length) > bearable_seconds
-            (last if is_slower and not is_exploring else first).append(warm)
+            (last if self._is_slow(warm, length) and not is_exploring else first).append(warm.tier)
         return first, last
+
+    def _is_slow(self, warm: WarmCopies, length: int) -> bool:
+        usual_seconds = self._dataset.cold_usual(length)
+        bearable_seconds = max(usual_seconds * WARM_RATIO, usual_seconds + WARM_SECONDS)
+        return usual_seconds > 0.0 and warm.tier.estimate.read_seconds(length) > bearable_seconds

@@ -255,9 +255,8 @@ async def _examine_run(condition: Condition, first: int, run: Sequence[Stripe], 
         condition.blame(file, "bad_piece", first + at)
 
 
-def _wrong(data: bytearray, run: Sequence[Stripe], data_count: int, index: int) -> list[int]:
+def _wrong(view: memoryview, run: Sequence[Stripe], data_count: int, index: int) -> list[int]:
     """Which of the run's pieces are not what was written. Blocks."""
-    view = memoryview(data)
     begin = run[0].piece_offset
     wrong = []
     for at, stripe in enumerate(run):

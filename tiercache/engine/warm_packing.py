@@ -112,7 +112,7 @@ class Repacking:
         digests = [manifest.stripe(number).digest for number in numbers]
         return Batch(sum(member.size_bytes for member in members), partial(self._load, members, pace), digests, members)
 
-    async def _load(self, members: Sequence[Member], pace: AfterRead, _: memoryview) -> list[memoryview]:
+    async def _load(self, members: Sequence[Member], pace: AfterRead) -> list[memoryview]:
         loaded = []
         for member in members:
             sink = MemorySink(member.size_bytes)

@@ -23,6 +23,7 @@ from tiercache.tiers.measured import MeasuredTier
 from tiercache.tiers.warm.catalogue import Catalogues
 from tiercache.tiers.warm.copies import Copies
 from tiercache.tiers.warm.hedging import Hedging
+from tiercache.tiers.warm.loans import LOANS
 from tiercache.tiers.warm.pieces import Pieces, Wish
 from tiercache.tiers.warm.shards import Warm
 from tiercache.tiers.warm.targets import Targets, open_targets
@@ -31,6 +32,7 @@ from tiercache.tiers.warm.writing import Staging, Writer, Written
 MEMORY = "targets.json"
 CURSOR = "scrub.json"
 STAGING_BYTES = 128 << 20
+REST_SECONDS = 1.0
 SILENT_SECONDS = 2.0
 
 
@@ -72,6 +74,9 @@ class WarmSet:
             nursery.start_soon(self.catalogues.run)
             nursery.start_soon(self.repairs.run)
             nursery.start_soon(self.room.run)
+            while True:
+                await trio.sleep(REST_SECONDS)
+                LOANS.rest()
 
     def wrote(self, written: Written) -> None:
         """This node has written a copy; one that lacks shards is to be repaired."""

@@ -325,8 +325,8 @@ def read(file: HotFile, offset: int, length: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def read_into(file: HotFile, offset: int, memory: memoryview) -> None:
-    """As many bytes of the file as the memory takes; blocks. Raises as `read` does."""
+def read_into(file: HotFile, offset: int, memory: memoryview) -> memoryview:
+    """As many bytes of the file as the memory takes, which is returned; blocks. Raises as `read` does."""
     done = 0
     while done < len(memory):
         try:
@@ -336,6 +336,7 @@ def read_into(file: HotFile, offset: int, memory: memoryview) -> None:
         if not got_bytes:
             raise _shortened(file, offset + done)
         done += got_bytes
+    return memory
 
 
 def read_resident(file: HotFile, offset: int, length: int) -> bytes | None:

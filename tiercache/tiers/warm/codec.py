@@ -52,10 +52,7 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 
-def encode_stripe(
-    chunk: Buffer, level: int, code: ErasureCode, *, compress: bool = True, memory: memoryview | None = None
-) -> EncodedStripe:
-    """`memory`, if it is long enough, will hold the parity pieces."""
+def encode_stripe(chunk: Buffer, level: int, code: ErasureCode, *, compress: bool = True) -> EncodedStripe:
     logical_bytes = len(chunk)
     frame: Buffer = chunk
     is_plain = True
@@ -64,7 +61,7 @@ def encode_stripe(
         if len(compressed) <= logical_bytes * _WORTH_COMPRESSING:
             frame, is_plain = compressed, False
     pieces: list[Buffer] = [*_cut(frame, code.data_count)]
-    pieces += code.encode(pieces, memory)
+    pieces += code.encode(pieces)
     checksums = tuple(map(xxhash.xxh3_64_intdigest, pieces))
     return EncodedStripe(logical_bytes, len(frame), is_plain, xxhash.xxh3_64_intdigest(chunk), pieces, checksums)
 

@@ -18,6 +18,7 @@ from importlib import metadata
 
 from tiercache import errors
 from tiercache.core.stripe import SHARDS_LIMIT
+from tiercache.tiers.warm.loans import LOANS
 
 Buffer = bytes | bytearray | memoryview
 
@@ -69,22 +70,19 @@ class ErasureCode:
         self._parity_tables = self._tables(self._rows[data_count:])
         self._erasure_tables = functools.lru_cache(_ERASURES_CACHED)(self._make_erasure_tables)
 
-    def encode(self, pieces: Sequence[Buffer], memory: memoryview | None = None) -> list[memoryview]:
-        """The parity pieces of the k data pieces, in `memory` when they fit there."""
+    def encode(self, pieces: Sequence[Buffer]) -> list[memoryview]:
+        """The parity pieces of the k data pieces."""
         assert len(pieces) == self.data_count
-        length = len(pieces[0])
-        if memory is None or len(memory) < length * self.parity_count:
-            memory = memoryview(bytearray(length * self.parity_count))
-        parity = [memory[row * length : (row + 1) * length] for row in range(self.parity_count)]
+        parity = [LOANS.take(len(pieces[0])) for _ in range(self.parity_count)]
         self._multiply(self._parity_tables, pieces, parity)
         return parity
 
-    def reconstruct(self, present: Mapping[int, Buffer], wanted: Sequence[int]) -> dict[int, bytearray]:
+    def reconstruct(self, present: Mapping[int, Buffer], wanted: Sequence[int]) -> dict[int, memoryview]:
         """The pieces `wanted`, by number, from k or more that are `present`; of more than k the first ones are used."""
         assert len(present) >= self.data_count, f"{len(present)} of {self.data_count} pieces"
         sources = tuple(sorted(present)[: self.data_count])
         tables = self._erasure_tables(sources, tuple(wanted))
-        pieces = [bytearray(len(present[sources[0]])) for _ in wanted]
+        pieces = [LOANS.take(len(present[sources[0]])) for _ in wanted]
         self._multiply(tables, [present[number] for number in sources], pieces)
         return dict(zip(wanted, pieces, strict=True))
 

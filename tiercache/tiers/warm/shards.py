@@ -89,6 +89,10 @@ class Warm:
         is_known = ref.size_bytes <= self._pack_threshold_bytes and self._copies.catalogues.is_loaded
         return is_known and not self._copies.known(ref.object_id) and not self._copies.has_lost(ref.object_id)
 
+    def has(self, ref: ObjectRef) -> bool:
+        """Was a copy seen? No I/O."""
+        return self._copies.known(ref.object_id)
+
     async def holds(self, ref: ObjectRef) -> bool:
         """Is there a copy? Whether enough of its pieces are there, only a read tells. Raises Unavailable."""
         return bool(await self._fitting(ref))

@@ -131,7 +131,7 @@ class Target:
 
     # -- operations
 
-    async def read(self, relative: str, offset: int, length: int, *, checksum: int | None = None) -> bytearray:
+    async def read(self, relative: str, offset: int, length: int, *, checksum: int | None = None) -> memoryview:
         """Exactly `length` bytes; fewer are Damaged, and so are bytes that have not this xxh3-64."""
         assert length > 0
         job = partial(files.read, self.path, relative, offset, length, checksum)

@@ -9,8 +9,7 @@ completed by repair. With fewer nothing is left behind that could be.
 
 Memory is bounded by `Staging`, one budget of bytes for all copies under way: a batch takes what it, its frame and its pieces
 occupy before its first byte is read, and gives it back when the pieces are with the targets. Who is slow holds up the writer,
-never grows it. What large batches were read into is used again for the next ones while copies are under way (new pages cost a
-third of the CPU), but never what a call that hangs may still read from.
+never grows it.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import NamedTuple
 
 import structlog
@@ -57,13 +54,12 @@ Calm = Callable[[], Awaitable[None]]
 class Batch(NamedTuple):
     """A few stripes that are read, encoded and appended together: one chunk of an object, or some members of a pack.
 
-    `load` gives their bytes, and may put them into the memory that it is given, which has room for all of them; `digests` are
-    the xxh3-64 that they must have. A member that cannot be loaded any more (None), or is not what it should be, is left out of
-    the pack.
+    `load` gives their bytes; `digests` are the xxh3-64 that they must have. A member that cannot be loaded any more (None), or
+    is not what it should be, is left out of the pack.
     """
 
     logical_bytes: int
-    load: Callable[[memoryview], Awaitable[Sequence[Chunk | None]]]
+    load: Callable[[], Awaitable[Sequence[Chunk | None]]]
     digests: Sequence[int]
     members: Sequence[Member] | None = None
 
@@ -115,41 +111,11 @@ class Staging:
             event.set()
 
 
-class Memory:
-    """Buffers that are used again while copies are under way, at most as many as were in use at once."""
-
-    def __init__(self) -> None:
-        self._users_count = 0
-        self._idle: list[mmap] = []
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        self._users_count += 1
-        try:
-            yield
-        finally:
-            self._users_count -= 1
-            if not self._users_count:
-                self._idle.clear()
-
-    def take(self, size_bytes: int) -> mmap:
-        """Of this size or more. What is new has no pages yet: the thread that writes there gets them, not the event loop."""
-        if self._idle and len(memory := self._idle.pop()) >= size_bytes:
-            return memory
-        return mmap(-1, max(1, size_bytes), MAP_PRIVATE | MAP_ANONYMOUS)
-
-    def give(self, memory: mmap) -> None:
-        """Only what nobody reads from or writes to any more."""
-        if self._users_count:
-            self._idle.append(memory)
-
-
 class _Encoding:
-    """A batch on its way from the hot tier to the shards. `is_free`: no thread has anything of it left to read or write."""
+    """A batch on its way from the hot tier to the shards."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.is_free = False
         self.encoded = trio.Event()
         self.appended = trio.Event()
         self.stripes: list[EncodedStripe | None] = []
@@ -217,13 +183,11 @@ class Writer:
         self.geometry = geometry
         self._targets = targets
         self._code = ErasureCode(geometry.data_count, geometry.parity_count)
-        self._parity_ratio = geometry.parity_count / geometry.data_count
         self._zstd_level = zstd_level
         self._staging = staging
         self._clock = clock
         self._rng = rng
         self._encoders = trio.CapacityLimiter(ENCODERS)
-        self._memory = Memory()
 
     async def write_object(
         self, ref: ObjectRef, source_id: str, chunk_bytes: int, batches: Sequence[Batch], calm: Calm
@@ -233,8 +197,7 @@ class Writer:
         Damaged: a chunk's bytes do not have the digest that they should have; no copy is made of them.
         """
         draft = ManifestDraft.of_object(ref, source_id, self._generation(), self.geometry, chunk_bytes=chunk_bytes)
-        with self._memory.used():
-            return await self._write(draft, batches, calm)
+        return await self._write(draft, batches, calm)
 
     async def write_pack(self, batches: Sequence[Batch], calm: Calm, *, generation: Generation | None = None) -> Written:
         """A pack of the batches' members. Raises as `write_object` does; Damaged when there would be none in it.
@@ -243,8 +206,7 @@ class Writer:
         """
         identity = ObjectId(self._rng.randbytes(20))
         draft = ManifestDraft(identity, self._generation() if generation is None else generation, self.geometry)
-        with self._memory.used():
-            return await self._write(draft, batches, calm)
+        return await self._write(draft, batches, calm)
 
     def _generation(self) -> Generation:
         return make_generation(self._clock(), self._rng.getrandbits(20))
@@ -292,7 +254,6 @@ class Writer:
                 if error is None:
                     await self._append(draft, shards, encoding)
                     error = self._too_few(sum(not shard.is_failed for shard in shards))
-                    encoding.is_free = not any(shard.is_failed for shard in shards)
                 encoding.appended.set()
                 if error is not None:
                     nursery.cancel_scope.cancel()
@@ -304,10 +265,11 @@ class Writer:
         self, batches: Sequence[Batch], calm: Calm, send: trio.MemorySendChannel[_Encoding], nursery: trio.Nursery
     ) -> None:
         """The budget is taken in the order of the batches: one that waits for it never waits for those behind it."""
+        parity_ratio = self.geometry.parity_count / self.geometry.data_count
         async with send:
             for batch in batches:
                 await calm()
-                granted_bytes = await self._staging.take(int(batch.logical_bytes * (2 + self._parity_ratio)))
+                granted_bytes = await self._staging.take(int(batch.logical_bytes * (2 + parity_ratio)))
                 encoding = _Encoding(batch)
                 nursery.start_soon(self._encode, encoding, granted_bytes)
                 await send.send(encoding)
@@ -315,12 +277,10 @@ class Writer:
     async def _encode(self, encoding: _Encoding, granted_bytes: int) -> None:
         """Read and encode one batch, and wait until it is appended."""
         batch = encoding.batch
-        memory = self._memory.take(int(batch.logical_bytes * (1 + self._parity_ratio)))
-        view, size_bytes = memoryview(memory), batch.logical_bytes
         try:
             try:
-                chunks = await batch.load(view[:size_bytes])
-                job = partial(_encode_batch, chunks, batch.digests, self._zstd_level, self._code, view[size_bytes:])
+                chunks = await batch.load()
+                job = partial(_encode_batch, chunks, batch.digests, self._zstd_level, self._code)
                 encoding.stripes = await trio.to_thread.run_sync(job, limiter=self._encoders)
                 if batch.members is None and None in encoding.stripes:
                     encoding.error = Damaged("a chunk in the hot tier is not what was written there")
@@ -328,8 +288,6 @@ class Writer:
                 encoding.error = error
             encoding.encoded.set()
             await encoding.appended.wait()
-            if encoding.is_free:
-                self._memory.give(memory)
         finally:
             self._staging.give(granted_bytes)
 
@@ -431,13 +389,8 @@ async def _remove(target: Target, path: str) -> None:
 
 
 def _encode_batch(
-    chunks: Sequence[Chunk | None], digests: Sequence[int], zstd_level: int, code: ErasureCode, memory: memoryview
+    chunks: Sequence[Chunk | None], digests: Sequence[int], zstd_level: int, code: ErasureCode
 ) -> list[EncodedStripe | None]:
-    """Blocks. None for what is missing or has another digest than it should. The memory is for the parity."""
-    stripes: list[EncodedStripe | None] = []
-    for chunk, digest in zip(chunks, digests, strict=True):
-        stripe = None if chunk is None else encode_stripe(chunk, zstd_level, code, memory=memory)
-        if stripe is not None:
-            memory = memory[sum(map(len, stripe.pieces[code.data_count :])) :]
-        stripes.append(stripe if stripe is not None and stripe.digest == digest else None)
-    return stripes
+    """Blocks. None for what is missing or has another digest than it should."""
+    encoded = [None if chunk is None else encode_stripe(chunk, zstd_level, code) for chunk in chunks]
+    return [each if each is not None and each.digest == digest else None for each, digest in zip(encoded, digests, strict=True)]
