@@ -105,7 +105,7 @@ def read(path: str, relative: str, offset: int, length: int, checksum: int | Non
         began = time.monotonic()
         with opened(_open_file(root, relative)) as file:
             if length > FIRST_PIECE_BYTES:
-                pass  # WILLNEED fetches single pages: half as fast (ext4, 6.18)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # WILLNEED fetches single pages, at twice the CPU (6.18)
             data = LOANS.take(length)
             _fill(file, data[:FIRST_PIECE_BYTES], offset, relative)
             first = time.monotonic()
