@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import trio
 
-from tests.engine.engines import KIB, MIB, Mounted, content, engine_on, limits, until, warm_on
+from tests.engine.engines import KIB, MIB, Lagging, Mounted, content, engine_on, limits, until, warm_on
 from tiercache.core.record import HotRecord
 from tiercache.engine.demotion import Outcome
+from tiercache.errors import HotSick
+from tiercache.index.memory import MemoryIndex
 from tiercache.tiers.memory import MemoryCold
 
 
@@ -184,6 +187,28 @@ async def test_a_hot_copy_that_is_damaged_is_not_demoted_but_dropped(tmp_path: P
         assert {record.key for record in mount.engine.index.all_hot()} == {"small0", "small2", "small3"}
         assert await mount.cat("small1") == content(1, 10 * KIB)
         assert await mount.cat("large") == content(9, 2 * MIB)
+
+
+@pytest.mark.parametrize("pack_threshold_bytes", [64 * KIB, 0])
+async def test_a_damaged_hot_copy_that_an_index_in_trouble_cannot_forget_is_a_failure(
+    tmp_path: Path, pack_threshold_bytes: int
+) -> None:
+    cold, index = MemoryCold(), Lagging(MemoryIndex())
+    for number in range(3):
+        cold.put(f"file{number}", content(number, 10 * KIB))
+    async with engine_on(tmp_path, cold, index=index, warm=warm_on(tmp_path, pack_threshold_bytes=pack_threshold_bytes)) as mount:
+        for number in range(3):
+            await mount.cat(f"file{number}")
+        await mount.settled()
+        for record in mount.engine.index.all_hot():
+            name = record.object_id.hex()
+            flip_a_bit(tmp_path / "hot0" / "objects" / name[:2] / name)
+        outcomes: list[Outcome] = []
+        index.failing = lambda: HotSick("the disk of the index")
+        assert mount.engine.demotion is not None
+        await mount.engine.demotion.demote(list(index.all_hot()), lambda _, outcome: outcomes.append(outcome))
+        index.failing = None
+        assert outcomes == [Outcome.FAILED] * 3
 
 
 async def test_a_copy_is_written_with_k_targets_and_not_with_fewer(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tiercache.engine.demotion import Outcome
 from tiercache.engine.evicting import Evicting, Scope
 from tiercache.engine.pinning import key_of
 from tiercache.engine.progress import EvictProgress
-from tiercache.errors import HotSick
+from tiercache.errors import HotSick, Unavailable
 from tiercache.index.memory import MemoryIndex
 from tiercache.tiers.memory import MemoryCold
 
@@ -151,6 +151,21 @@ async def test_what_was_evicted_while_it_should_be_demoted_is_no_failure(tmp_pat
         await evicting(mount).demote(ids, demote, progress)
         assert (progress.dropped_count, progress.failures.count) == (1, 1)
         assert hot_keys(mount) == {"a/e"}
+
+
+async def test_a_failure_of_demotion_comes_alone_after_what_was_settled_is_gone(tmp_path: Path, cold: MemoryCold) -> None:
+    async with engine_on(tmp_path, cold) as mount:
+        await warm(mount, "a/e", "f")
+
+        async def demote(records: Sequence[HotRecord], settled: Callable[[HotRecord, Outcome], None]) -> None:
+            settled(records[0], Outcome.WRITTEN)
+            raise Unavailable("no targets")
+
+        progress = EvictProgress()
+        ids, _ = await evicting(mount).find(Scope(prefixes={(DATASET, "")}), progress)
+        with pytest.raises(Unavailable, match="no targets"):
+            await evicting(mount).demote(ids, demote, progress)
+        assert progress.demoted_count == 1
 
 
 async def test_an_index_that_fails_is_a_failure_of_each(tmp_path: Path, cold: MemoryCold) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -87,10 +88,7 @@ class _Candidate(NamedTuple):
 
 
 class Demotion:
-    """`pack_threshold_bytes`: objects up to this size share packs. `busy`: do readers wait for fills?
-
-    `wrote` hears of every copy that was written.
-    """
+    """`pack_threshold_bytes`: objects up to this size share packs. `busy`: do readers wait for fills? `wrote` hears of copies."""
 
     def __init__(
         self,
@@ -392,7 +390,8 @@ class Demotion:
             self._observer.demoted("failed")
         log.warning("not_demoted", objects=len(records), key=records[0].key, error=error.line)
         if isinstance(error, Damaged | NotHeld):
-            await self._holdings.evict([record.object_id for record in records])
+            with suppress(HotTierError):  # an index that cannot be written: it stays, and reads find out what it is
+                await self._holdings.evict([record.object_id for record in records])
         else:
             self._rests_until = trio.current_time() + REST_SECONDS
             self._outgoing.close()

@@ -100,9 +100,15 @@ class Evicting:
                 send.send_nowait((record, outcome))
                 progress.done(record.held_bytes)
 
+            failure: TiercacheError | None = None
             async with trio.open_nursery() as nursery, send:
                 nursery.start_soon(self._remove_settled, receive, progress)
-                await demote(records, settled)
+                try:
+                    await demote(records, settled)
+                except TiercacheError as error:
+                    failure = error  # raised as it is, not in a group: what was settled is removed first
+            if failure is not None:
+                raise failure
 
     async def _remove_settled(self, receive: trio.MemoryReceiveChannel[Settled], progress: EvictProgress) -> None:
         async for first in receive:
