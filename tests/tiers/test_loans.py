@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import trio
 
@@ -82,9 +83,6 @@ def test_many_threads_never_share_one() -> None:
             if bytes(memory) != mark:
                 problems.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
     assert not problems

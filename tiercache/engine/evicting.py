@@ -112,11 +112,11 @@ class Evicting:
 
     async def _remove_settled(self, receive: trio.MemoryReceiveChannel[Settled], progress: EvictProgress) -> None:
         async for first in receive:
-            outcomes = dict([first])
+            together = [first]
             with suppress(trio.WouldBlock, trio.EndOfChannel):
                 while True:
-                    record, outcome = receive.receive_nowait()
-                    outcomes[record] = outcome
+                    together.append(receive.receive_nowait())
+            outcomes = dict(together)
             going = [record for record, outcome in outcomes.items() if not self._stays(record, outcome, progress)]
             for record in await self._remove(going, progress):
                 match outcomes[record]:
